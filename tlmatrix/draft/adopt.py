@@ -23,12 +23,14 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft import manifest
+from tlmatrix.draft.attempts import Limit
 from tlmatrix.draft.calls import MOST_CALLS, read_calls, signature
 from tlmatrix.draft.recorder import record_program
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.trial import Limit, tried, wrong_guess
+from tlmatrix.draft.trial import tried
+from tlmatrix.draft.verdicts import wrong_guess
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.report.html import rendered

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Number
-from tlmatrix.draft.sizes import BATCH, COUNT
+from tlmatrix.draft.sizes import BATCH, COUNT, WORD
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
@@ -188,7 +188,7 @@ class AxesOfDraft:
             if role is not None and role.key != "between":
                 continue
             for dim, size in enumerate(tensor.shape):
-                for name in re.findall(r"[A-Za-z_]\w*", str(size)):
+                for name in WORD.findall(str(size)):
                     if name not in self._recognition.dims and name != "ceildiv":
                         places.setdefault(name, []).append((tensor.name, dim))
         for role in self._recognition.roles.values():
@@ -273,7 +273,7 @@ class AxesOfDraft:
         """Halve the largest sizes of tensors of more than `_MOST_ELEMENTS`."""
         for tensor in self._inputs:
             size = " * ".join(f"({each})" for each in tensor.shape)
-            named = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", size), 1)
+            named = dict.fromkeys(WORD.findall(size), 1)
             own = [n for n in named if all(type(v) is int for v in self.axes.get(n, ("",)))]
             while own:
                 most = {name: max(self.axes[name]) for name in own}

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Tensor, may_be_offsets
-from tlmatrix.draft.sizes import COUNT
+from tlmatrix.draft.sizes import COUNT, WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,6 @@ _COUNTS = re.compile(r"num|n_|batch|seqs|count|experts", re.IGNORECASE)
 _LONGEST = re.compile(r"max_?(seq|len|new|q|k)|longest", re.IGNORECASE)
 _OF_ROWS = {"sequence_ids_of": _IDS, "positions_of": _POSITIONS}
 """Keys of vectors with a number for each row, and their names."""
-_WORD = re.compile(r"[A-Za-z_]\w*")
 
 Lengths = tuple[tuple[int, ...], ...]
 """Numbers of sequences or rows in each call."""
@@ -120,7 +119,7 @@ def substitute(size: Size, dims: Mapping[str, str]) -> Size:
         return size
     if size in dims:
         return dims[size]
-    text = _WORD.sub(lambda word: dims.get(word.group(), word.group()), size)
+    text = WORD.sub(lambda word: dims.get(word.group(), word.group()), size)
     for length in re.findall(r"len\([\w.]+\)", text):
         text = text.replace(f"{length} + 1 - 1", length)
     return text

@@ -28,6 +28,8 @@ BATCH = re.compile(r"batch|^b$", re.IGNORECASE)
 """Names of counts that code takes any of."""
 NAME = re.compile(r"\w+( \+ \d+)?")
 """A symbolic dimension, perhaps with one more for ends."""
+WORD = re.compile(r"[A-Za-z_]\w*")
+"""A name in an expression."""
 _SPARE = ("rows", "cols", *(f"size{k}" for k in range(3, 40)))
 _FACTORS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
@@ -128,16 +130,12 @@ def relate(
                 guesses[size] = (f"{place[0]}_{place[1]}".lower(), column)
         dims[place] = size
     for name in [each for each in symbols if each not in scalars and each in dims.values()]:
-        others = {word for size in dims.values() if size != name for word in _words(size)}
+        others = {w for size in dims.values() if size != name for w in WORD.findall(str(size))}
         text = "" if tiles is not None or name in others else _product(name, symbols)
         if text:
             dims = {place: text if size == name else size for place, size in dims.items()}
             del symbols[name]
     return Relations(dims, symbols, guesses)
-
-
-def _words(size: Size) -> set[str]:
-    return {*re.findall(r"[A-Za-z_]\w*", str(size))}
 
 
 def _product(name: str, symbols: Mapping[str, Column]) -> str:

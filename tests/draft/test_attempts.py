@@ -1,0 +1,47 @@
+"""In which sizes a recorded case is tried, and how long."""
+
+import math
+from dataclasses import replace
+
+from tlmatrix.draft.attempts import Limit, recorded_sizes
+
+OPERATOR = """
+def total(x):
+    return x.sum((1, 2, 3))
+"""
+
+
+def test_a_recorded_case_is_tried_with_smaller_sizes_of_the_same_steps(drafts):
+    recorded = {"m": 4001, "n": 576, "k": 8192, "small": 200, "flag": True}
+    first, kept, second, last = recorded_sizes(replace(drafts(), recorded=recorded))
+    assert last == recorded
+    # Code may take one odd size alone.
+    assert kept == {**recorded, "k": 128}
+    for values in (first, second):
+        assert values["m"] % 2 == 1
+        assert math.gcd(values["n"], 128) == 64
+        assert values["k"] % 128 == 0
+        assert max(values["m"], values["n"], values["k"]) <= 512
+        assert len({*values.values()}) == len(values)
+        assert (values["small"], values["flag"]) == (200, True)
+
+
+def test_a_recorded_case_is_tried_with_few_of_what_is_counted(drafts):
+    recorded = {"batch": 132, "heads": 16, "kv_heads": 4, "n": 64}
+    few, batch, last = recorded_sizes(replace(drafts(), recorded=recorded))
+    assert few == {"batch": 2, "heads": 2, "kv_heads": 4, "n": 64}
+    assert batch == {**recorded, "batch": 2}
+    assert last == recorded
+    large = dict.fromkeys("mnk", 8192)
+    assert all(
+        max(each.values()) <= 512 * 3 for each in recorded_sizes(replace(drafts(), recorded=large))
+    )
+
+
+def test_time_that_other_programs_take_counts_a_quarter(monkeypatch):
+    passed = [100.0, 5.0]
+    monkeypatch.setattr("tlmatrix.draft.attempts.time.monotonic", lambda: passed[0])
+    monkeypatch.setattr("tlmatrix.draft.attempts.time.process_time", lambda: passed[1])
+    limit = Limit(10)
+    for passed[:], left in (([104, 5], 9), ([104, 8], 7), ([142, 8], -0.5), ([104, 16], -1)):
+        assert limit.left == left

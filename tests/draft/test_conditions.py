@@ -1,0 +1,40 @@
+"""Conditions of sizes that exactly the accepted cases satisfy."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tlmatrix.draft.conditions import conditions_of
+
+
+def conditions(accepts, cases):
+    """The conditions found where the code under test takes the cases that `accepts` says."""
+    results = [SimpleNamespace(values=case, failed=not accepts(**case)) for case in cases]
+    return conditions_of(results, ["refused" if result.failed else "" for result in results])
+
+
+def cases(*pairs):
+    return [{"a": a, "b": b} for a, b in pairs]
+
+
+@pytest.mark.parametrize(
+    ("accepts", "found"),
+    [
+        (lambda a, b: a == b, "a == b"),
+        (lambda a, b: a % b == 0, "a % b == 0"),
+        (lambda a, b: a <= b, "a <= b"),
+        (lambda a, b: a % 8 == 0, "a % 8 == 0"),
+        (lambda a, b: a * b < 40, None),
+    ],
+)
+def test_the_condition_that_exactly_the_accepted_cases_satisfy(accepts, found):
+    pairs = [(a, b) for a in (1, 2, 4, 6, 8, 12, 16, 24) for b in (1, 2, 4, 6, 8, 12, 16, 24)]
+    assert conditions(accepts, cases(*pairs))[:1] == ([found] if found else [])
+
+
+def test_no_condition_divides_by_a_size_that_may_be_0():
+    def accepts(a, b):
+        return b in (3, 6)
+
+    found = conditions(accepts, cases((12, 3), (12, 6), (12, 0), (12, 5), (9, 6), (9, 2)))
+    assert not any("% b" in each for each in found)

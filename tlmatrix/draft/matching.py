@@ -1,0 +1,173 @@
+"""Finds the reference of a draft that agrees in a recorded case, and how it gives the outputs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from tlmatrix.draft.attempts import is_large, recorded_case
+from tlmatrix.draft.references import parameters_read
+from tlmatrix.draft.text import Draft
+from tlmatrix.draft.verdicts import (
+    RETURNED,
+    agrees,
+    of_zeros,
+    passes,
+    raised,
+    ranges_line,
+    relax,
+)
+from tlmatrix.spec.model.calling import SKIPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.draft.attempts import Attempts
+    from tlmatrix.draft.sources import Drafts
+    from tlmatrix.run.result import CaseResult
+
+WITHOUT_GRADIENTS = "without gradients"
+WITHOUT_SANITIZERS = "without sanitizers"
+NOT_JUDGED = "does not judge"
+_RAISED = re.compile(r"\braise[sd] ")
+_NO_GRAPH = re.compile(r"backward through the graph a second time|does not require grad")
+_NOT_WATCHED = "does not model sanitizers of"
+_MOST_OUTPUTS = 4
+"""Most outputs whose orders are tried."""
+
+
+def untie(drafts: Drafts, attempts: Attempts) -> None:
+    """Give a dimension its own axis if code and reference agree where its expression is wrong.
+
+    A size that is a product or a part of others in the recorded calls may be so by chance.
+    """
+    for size, (name, column) in drafts.interface.guesses.items():
+        untied = drafts.changed(interface=drafts.interface.untied(size))
+        draft = untied()
+        sizes = {n: each[0] for n, each in untied.interface.symbols.items() if each}
+        base = {n: each for n, each in sizes.items() if n in draft.axes}
+        others = (2 * column[0], max(1, column[0] // 2), column[0] + 1)
+        fine = name in draft.axes and draft.complete and not is_large(base)
+        if fine and any(passes(attempts.case(draft, base | {name: other})) for other in others):
+            drafts.interface = untied.interface
+        else:
+            drafts.interface = drafts.interface.with_fact(size)
+
+
+def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> CaseResult | None:
+    """Take the first reference that agrees in a recorded case, and how it gives the outputs.
+
+    Returns the result of that case; None if none passes, or if a problem brings the reference.
+    Without a reference its values are not compared. A reference may refuse float64, return outputs
+    in another order, or fewer of them. What the code under test updates, it may return as new
+    tensors, or update its own arguments. If the code passes without gradients alone, the draft has
+    none, and `lines` get a line.
+    """
+    for found in drafts.references:
+        own = drafts.changed(found=found)
+        draft = own()
+        if draft.problem:
+            drafts.found = found
+            return None
+        if not draft.complete:
+            continue
+        kept = drafts.found is found
+        first = recorded_case(draft, attempts)
+        if raised(first, "reference", _RAISED):  # it may refuse float64
+            same = replace(found, same_dtype=True)
+            other = drafts.changed(found=same)
+            again = recorded_case(other(), attempts)
+            if not raised(again, "reference", _RAISED):
+                found, own, first = same, other, again  # noqa: PLW2901
+        if _NOT_WATCHED in first.message:
+            lines.append(f"  {WITHOUT_SANITIZERS}: {first.message}")
+            drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
+            first = recorded_case(draft := own(), attempts)
+        if agrees(first):
+            relaxed, why = relax(draft, [first])
+            if relaxed != draft:
+                lines += why
+                drafts.adapted = own.adapted = (*own.adapted, partial(_with_demands_of, relaxed))
+                first = recorded_case(own(), attempts)
+            drafts.found = replace(found, part=False)
+            return first if passes(first) else None
+        if kept:
+            drafts.found = found
+        if raised(first, "reference", _RAISED):
+            continue  # however its results are compared
+        if draft.ranges and (found.part or of_zeros([first])):
+            other = own.changed(adapted=(*own.adapted, Draft.in_ranges))
+            if agrees(again := recorded_case(other(), attempts)):
+                drafts.adapted, drafts.found = other.adapted, replace(found, part=False)
+                lines.append(ranges_line(draft, first))
+                return again if passes(again) else None
+        plain = own.changed(interface=own.interface.without_gradients())
+        if raised(first, "entry", _RAISED) and plain.interface != own.interface:
+            passed = recorded_case(plain(), attempts)
+            if passes(passed):  # the backward pass may need what callers set
+                lines.append(f"  {WITHOUT_GRADIENTS}: {first.findings[0].title}")
+                drafts.interface, drafts.found = plain.interface, replace(found, part=False)
+                return passed
+        for order, updates in _ways_of_returning(own, first):
+            other = own.changed(
+                interface=replace(own.interface, order=order),
+                found=replace(found, updates=updates, part=False),
+            )
+            first = recorded_case(other(), attempts)
+            plain = other.changed(interface=other.interface.without_gradients())
+            if raised(first, "problem", _NO_GRAPH) and plain.interface != other.interface:
+                again = recorded_case(plain(), attempts)
+                if agrees(again):  # it has freed its graph
+                    lines.append(f"  {WITHOUT_GRADIENTS}, which the reference computes itself")
+                    other, first = plain, again
+            if agrees(first):
+                drafts.interface, drafts.found = other.interface, other.found
+                if scratch := sorted(other.interface.scratch):
+                    words = f"{', '.join(scratch)}, which the reference does not return"
+                    lines.append(f"  {NOT_JUDGED} {words}")
+                return first if passes(first) else None
+    if (draft := drafts()).complete or not draft.runs:
+        return None
+    first = recorded_case(draft, attempts)
+    return first if passes(first) else None
+
+
+def _with_demands_of(other: Draft, draft: Draft) -> Draft:
+    """The draft that demands what another one does."""
+    return replace(draft, bounded=other.bounded, without=other.without)
+
+
+def _ways_of_returning(drafts: Drafts, first: CaseResult) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Outputs in an order, and whether a reference changes what the code under test changes.
+
+    What the code writes, and the reference neither reads nor returns, may be scratch memory.
+
+    Args:
+        drafts: of the code under test, with the reference.
+        first: the result of a case, which may say how many outputs the reference returns.
+    """
+    interface, reference = drafts.interface, drafts().reference
+    read = None if drafts.found is None else parameters_read(drafts.found.function)
+    given = (reference and reference.call) or {}
+    takes = None if read is None else {str(given.get(name, name)) for name in read}
+    names = [each.name for each in interface.outputs]
+    written = {each.name for each in interface.outputs if each.name in interface.changed}
+    updated = [each.name for each in interface.inputs if each.name in interface.changed]
+    said = (RETURNED.search(finding.title) for finding in first.findings)
+    count = next((int(each[1]) for each in said if each), len(names))
+    if max(len(names), count) <= _MOST_OUTPUTS:
+        more = [SKIPPED] * (count - len(names))
+        orders = dict.fromkeys(permutations([*names, *more], count))
+        left = {order: written - {*order} for order in orders}
+        fine = (order for order in orders if takes is not None and not left[order] & takes)
+        returned = {*names} - written
+
+        def dropped(order: tuple[str, ...]) -> tuple[int, int]:
+            return len(returned - {*order}), len(left[order])
+
+        yield from ((order, False) for order in sorted(fine, key=dropped))
+        others = [name for name in names if name not in updated]
+        yield from (((*order, *updated), True) for order in permutations(others) if updated)

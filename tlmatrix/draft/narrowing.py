@@ -1,0 +1,261 @@
+"""Narrows a draft to what the code under test and the reference do not refuse."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.draft.attempts import recorded_sizes
+from tlmatrix.draft.conditions import (
+    conditions_of,
+    distinguished,
+    holds,
+    sizes_of,
+    with_condition,
+    with_tied,
+)
+from tlmatrix.draft.sizes import WORD
+from tlmatrix.draft.verdicts import (
+    of_zeros,
+    passes,
+    ranges_line,
+    refusal,
+    relax,
+    sizes_in,
+    why_refused,
+    worst,
+)
+from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec.values import canonical, label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tlmatrix.draft.attempts import Attempts
+    from tlmatrix.draft.text import Draft
+    from tlmatrix.draft.trial import Trial
+    from tlmatrix.run.result import CaseResult
+
+ONLY_RECORDED = "only the recorded sizes"
+_ROUNDS = 4
+_MORE = 6
+"""Further cases that tell conditions apart."""
+_LEAST_TRIED = 2
+"""Such cases before a condition of two axes is believed."""
+
+
+def narrow(trial: Trial, attempts: Attempts) -> None:
+    """Narrow a draft in rounds, until all its cases are taken or the time ends."""
+    for _ in range(_ROUNDS):
+        trial.results = attempts.cases(trial.draft)
+        relaxed, lines = relax(trial.draft, trial.results)
+        if relaxed != trial.draft:
+            trial.draft = relaxed
+            trial.lines += lines
+            trial.results = attempts.cases(relaxed)
+        wrong = [e for e in trial.results if e.failed and "NaN" in (refusal(e) or "NaN")]
+        if wrong and trial.draft.ranges and of_zeros(wrong):
+            results = attempts.cases(ranged := trial.draft.in_ranges())
+            if sum(map(passes, results)) > sum(map(passes, trial.results)):
+                trial.lines.append(ranges_line(trial.draft, wrong[0]))
+                trial.draft, trial.results = ranged, results
+        base = _accepted(trial, attempts)
+        if base is None or not any(why_refused(trial.draft, each) for each in trial.results):
+            return
+        narrowed, lines = _narrowed(trial.draft, base, attempts)
+        if narrowed == trial.draft:
+            narrowed, lines = _explained(trial.draft, [base, *trial.results], attempts)
+        if narrowed == trial.draft:
+            return
+        trial.draft = narrowed
+        trial.lines += lines
+        trial.results = [each for each in (*trial.results, base) if has_case(narrowed, each)]
+        if attempts.limit.left <= 0:
+            return
+
+
+def probe(trial: Trial, attempts: Attempts) -> None:
+    """Try an odd size and the largest of each range of the fuzz section, if no case has such.
+
+    Where they are refused and no condition tells which are, random cases have listed sizes alone.
+    """
+    axes = trial.draft.fuzz.get("axes", {})
+    ranges = {
+        name: e["range"] if isinstance(e, dict) and "range" in e else e for name, e in axes.items()
+    }
+    base = _accepted(trial, attempts) if ranges else None
+    for name, drawn in ranges.items():
+        if base is None or not isinstance(drawn, str) or attempts.limit.left <= 0:
+            continue
+        draft, most, listed = trial.draft, int(drawn.partition("..")[2]), trial.draft.axes[name]
+        odd = [3] if most > 3 and not any(n % 2 and n > 1 for n in listed) else []
+        group = [base, *_varied(draft, base, name, [*odd, most], attempts)]
+        relaxed, lines = relax(draft, group[1:])
+        if relaxed != draft:
+            trial.lines += lines
+            draft = trial.draft = relaxed
+            group = [base, *_varied(draft, base, name, [*odd, most], attempts)]
+        reasons = [why_refused(draft, each, base) for each in group[1:]]
+        pairs = zip(group[1:], reasons, strict=True)
+        trial.results += [each for each, why in pairs if each.failed and not why]
+        if why := worst(reasons):
+            conditions = distinguished(draft, name, group, attempts)
+            if conditions:
+                trial.draft = with_condition(draft, conditions[0], why)
+                trial.lines.append(f"  only {conditions[0]}: {why}")
+            else:
+                trial.draft = _without_values(draft, name, {}, None)
+                trial.lines.append(f"  no other {name} in random cases: {why}")
+
+
+def keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
+    """Restrict the spec to a recorded case that passes, if refusals of others remain unexplained.
+
+    Not if a case fails for another reason, which is a finding.
+    """
+    draft, refusals = trial.draft, [refusal(each) for each in trial.results]
+    if recorded is None or recorded.values.keys() != draft.axes.keys():
+        return
+    if any(each.failed and not why for each, why in zip(trial.results, refusals, strict=True)):
+        return
+    why = next(filter(None, refusals), "" if refusals else "no other case ended in time")
+    if why and has_case(draft, recorded, listed=False):
+        axes = {name: (recorded.values[name],) for name in draft.axes}
+        trial.draft, trial.results = replace(draft, axes=axes, fuzz={}), [recorded]
+        trial.lines.append(f"  {ONLY_RECORDED}: {why}")
+
+
+def has_case(draft: Draft, result: CaseResult, *, listed: bool = True) -> bool:
+    """Whether a draft still has the case of a result; its sizes need be listed by default."""
+    numbers = sizes_in(result)
+    own = (numbers[name] in values for name, values in draft.axes.items() if name in numbers)
+    fine = not listed or all(own)
+    return fine and all(holds(rule, numbers) is not False for rule, _ in draft.constraints)
+
+
+def _accepted(trial: Trial, attempts: Attempts) -> CaseResult | None:
+    """The fastest case that passes, or one of the recorded sizes; None if there is none."""
+    passed = [result for result in trial.results if passes(result)]
+    # Values such as rows of zeros hide that others are wrong, as sizes of 1 do, which broadcast.
+    passed.sort(key=lambda e: (not _is_normal(e.values), 1 in sizes_in(e).values(), e.seconds))
+    if passed and not _is_normal(passed[0].values):
+        with suppress(TimeoutError):
+            normal = attempts.case(trial.draft, {**passed[0].values, "values": "normal"})
+            passed = [normal, *passed] if passes(normal) else passed
+    if passed or not trial.draft.recorded:
+        return next(iter(passed), None)
+    for values in recorded_sizes(trial.draft):
+        with suppress(TimeoutError):
+            if passes(result := attempts.case(trial.draft, values)):
+                return result
+    return None
+
+
+def _is_normal(values: Mapping[str, Any]) -> bool:
+    return str(values.get("values", "normal")) == "normal"
+
+
+def _narrowed(draft: Draft, base: CaseResult, attempts: Attempts) -> tuple[Draft, list[str]]:
+    """The draft without what is refused where one axis of an accepted case is another.
+
+    Several axes are refused for a reason of one of them, so that each is varied alone.
+    """
+    narrowed, lines = draft, []
+    for name, values in load_spec(attempts.path).axes.items():
+        others = [value for value in values if canonical(value) != canonical(base.values[name])]
+        found = narrowed.constraints[len(draft.constraints) :]
+        if any(name in WORD.findall(condition) for condition, _ in found):
+            continue
+        group = [base, *_varied(draft, base, name, others, attempts)]
+        reasons = {canonical(r.values[name]): why_refused(draft, r, base) for r in group[1:]}
+        why = worst(reasons.values())
+        conditions = distinguished(draft, name, group, attempts) if why else []
+        if conditions:
+            narrowed = with_condition(narrowed, conditions[0], why)
+            lines.append(f"  only {conditions[0]}: {why}")
+        elif why:
+            narrowed = _without_values(narrowed, name, reasons, base.values[name])
+            left_out = [value for value in others if reasons.get(canonical(value))]
+            lines += [f"  left out {name}={label(v)}: {reasons[canonical(v)]}" for v in left_out]
+    return narrowed, lines
+
+
+def _explained(
+    draft: Draft, results: Sequence[CaseResult], attempts: Attempts
+) -> tuple[Draft, list[str]]:
+    """The draft with a condition of two axes, of which nothing is refused that varies one alone.
+
+    Further cases have sizes for which the conditions differ that fit, and for each left one that is
+    to be refused and one that is not.
+    """
+    judged = [each for each in results if passes(each) or why_refused(draft, each)]
+    why = worst(why_refused(draft, each) for each in judged)
+    conditions: list[str] = []
+    tried: list[dict[str, Any]] = []
+    with suppress(TimeoutError):
+        for _ in range(2 * _MORE):
+            found = conditions_of(judged, [why_refused(draft, result) for result in judged])
+            conditions = [each for each in found if len({*WORD.findall(each)}) > 1]
+            chosen = next(_doubtful(draft, conditions, judged[0].values, tried), None)
+            if chosen is None:
+                break
+            tried.append(chosen)
+            judged.append(attempts.case(draft, {**judged[0].values, **with_tied(draft, chosen)}))
+    if len(conditions) != 1 or len(tried) < _LEAST_TRIED:
+        return draft, []
+    return with_condition(draft, conditions[0], why), [f"  only {conditions[0]}: {why}"]
+
+
+def _doubtful(
+    draft: Draft,
+    conditions: Sequence[str],
+    base: Mapping[str, Any],
+    tried: Sequence[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Sizes of two axes for which conditions differ; of one condition, of each side one."""
+    for condition in conditions:
+        a, b = dict.fromkeys(WORD.findall(condition))
+        known = [holds(condition, {**base, **each}) for each in tried if {*each} == {a, b}]
+        for one, other in product(sizes_of(draft, a), sizes_of(draft, b)):
+            values = {a: one, b: other}
+            if min(one, other) == 1 or one == other or values in tried:
+                continue
+            held = [holds(each, {**base, **values}) for each in conditions]
+            if len({*held}) > 1 or (len(held) == 1 and held[0] not in known):
+                yield values
+
+
+def _varied(
+    draft: Draft, base: CaseResult, name: str, values: Sequence[Any], attempts: Attempts
+) -> list[CaseResult]:
+    """Cases that differ from an accepted one in an axis; if all are refused, in two equal ones."""
+    found: list[CaseResult] = []
+    own = base.values[name]
+
+    def run(changes: Iterable[Mapping[str, Any]]) -> None:
+        cases = ({**base.values, **with_tied(draft, each)} for each in changes)
+        allowed = (c for c in cases if all(holds(r, c) is not False for r, _ in draft.constraints))
+        found.extend(attempts.case(draft, each) for each in allowed)
+
+    with suppress(TimeoutError):
+        run({name: value} for value in values)
+        if type(own) is not int or own < 1 or not values or any(map(passes, found)):
+            return found
+        run({name: factor * own} for factor in (2, 3))
+        if not any(map(passes, found)):
+            equal = [n for n, v in base.values.items() if type(v) is int and v == own and n != name]
+            run({name: 2 * own, other: 2 * own} for other in equal)
+    return found
+
+
+def _without_values(draft: Draft, name: str, reasons: Mapping[str, str], accepted: Any) -> Draft:  # noqa: ANN401 - a value
+    """The draft without the values of an axis that are refused, for reasons by canonical text."""
+    axes, fuzz = dict(draft.axes), dict(draft.fuzz)
+    left = tuple(value for value in axes[name] if not reasons.get(canonical(value)))
+    axes[name] = left or (accepted,)
+    if "axes" in fuzz:
+        fuzz["axes"] = {each: drawn for each, drawn in fuzz["axes"].items() if each != name}
+        fuzz = fuzz if fuzz["axes"] else {}
+    return replace(draft, axes=axes, fuzz=fuzz)
