@@ -303,6 +303,26 @@ def test_a_race_is_a_finding_beside_sizes_that_are_refused(tmp_path):
     assert (row.status, row.note) == ("findings", "sanitizers: races: s[0]")
 
 
+@pytest.mark.parametrize(
+    ("findings", "status"),
+    [
+        ([("reference", "ValueError"), ("spec", "a row")], "incomplete"),
+        ([("reference", "ValueError"), ("numeric", None)], "errors"),
+        ([("entry", "NameError"), ("reference", "ValueError")], "findings"),
+    ],
+)
+def test_what_accepts_no_case_needs_inputs_and_a_name_that_is_undefined_is_wrong(
+    findings, status, tmp_path
+):
+    results = [
+        CaseResult("a", "a.yaml", "", Status.ERROR, findings=(Finding(check, "no", pattern=kind),))
+        for check, kind in findings
+    ]
+    draft = Draft("a", "", "m:a", factory=False, problem="gemm")
+    row = _judged(Row("m:a", "calls", ""), Trial(draft, results), tmp_path / "a.yaml")
+    assert row.status == status
+
+
 def test_a_folder_without_code_is_an_error(project, tmp_path):
     outcome = project.tlmatrix("adopt", str(tmp_path / "nothing"))
     assert outcome.code == ExitCode.USAGE

@@ -2,8 +2,11 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
-from tlmatrix.draft.attempts import Limit, recorded_sizes
+import pytest
+
+from tlmatrix.draft.attempts import Limit, recorded_case, recorded_sizes
 
 OPERATOR = """
 def total(x):
@@ -45,3 +48,23 @@ def test_time_that_other_programs_take_counts_a_quarter(monkeypatch):
     limit = Limit(10)
     for passed[:], left in (([104, 5], 9), ([104, 8], 7), ([142, 8], -0.5), ([104, 16], -1)):
         assert limit.left == left
+
+
+@pytest.mark.parametrize(
+    ("check", "title", "cases"),
+    [
+        ("numeric", "y: 3 elements are wrong", 3),
+        ("sanitizers", "races: s[0] is written by two threads", 1),
+        ("reference", "raised RuntimeError: expected scalar type Double but found Float", 1),
+    ],
+)
+def test_no_other_size_is_tried_if_it_cannot_change_what_is_found(check, title, cases, drafts):
+    tried = []
+
+    def case(draft, _):
+        tried.append(draft.axes["rows"])
+        finding = SimpleNamespace(check=check, title=title)
+        return SimpleNamespace(status="failed", findings=[finding])
+
+    recorded_case(replace(drafts(), recorded={"rows": 4096}), SimpleNamespace(case=case))
+    assert len(tried) == cases

@@ -4,7 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tlmatrix.draft.conditions import conditions_of
+from tlmatrix.check.finding import Finding
+from tlmatrix.draft.conditions import conditions_of, distinguished
+from tlmatrix.draft.text import Draft
+from tlmatrix.run.result import Status
 
 
 def conditions(accepts, cases):
@@ -38,3 +41,21 @@ def test_no_condition_divides_by_a_size_that_may_be_0():
 
     found = conditions(accepts, cases((12, 3), (12, 6), (12, 0), (12, 5), (9, 6), (9, 2)))
     assert not any("% b" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("accepts", "found"), [(lambda a, _: a <= 128, []), (lambda a, b: a <= b, ["a <= b"])]
+)
+def test_a_condition_of_two_axes_is_confirmed_by_another_value_of_the_second(accepts, found):
+    """Here `b` is 128 in all cases where `a` alone is varied."""
+
+    def case(draft, values):
+        fine = accepts(values["a"], values["b"])
+        findings = () if fine else (Finding("entry", "raises ValueError", pattern="ValueError"),)
+        status = Status.PASSED if fine else Status.ERROR
+        return SimpleNamespace(values=values, status=status, findings=findings, failed=not fine)
+
+    axes = {"a": (1, 128, 129), "b": (1, 31, 128)}
+    draft = Draft("x", "", "m:x", factory=False, problem="gemm", axes=axes)
+    results = [case(draft, {"a": a, "b": 128}) for a in (128, 1, 129, 256)]
+    assert distinguished(draft, "a", results, SimpleNamespace(case=case)) == found

@@ -232,3 +232,21 @@ def test_a_size_of_the_longest_sequence_may_be_padded(most, text):
     )
     assert found.numbers == {"M_max": text}
     assert found.dims["M_max"] == text
+
+
+def test_a_dimension_beside_packed_rows_that_has_their_size_is_another():
+    x = _tensor("x", ("total", "dim"), (24, 24))
+    lengths = _vector("n", "batch", [4, 20])
+    sizes = [("total", 24), ("dim", 24), ("batch", 2), ("other", 24)]
+    chosen = [Selection("n", "x", 0, "start")]
+    found = recognize(_call(x, lengths, sizes=sizes, selections=chosen))
+    assert found.dims["total"] == found.dims["other"] == "sum(seqlens)"
+    assert "dim" not in found.dims
+
+
+@pytest.mark.parametrize(("most", "size"), [(7, "ceildiv(rows, 32)"), (6, "dim")])
+def test_numbers_of_blocks_are_known_by_the_largest_one(most, size):
+    block = Argument("block_size", "tile", 32, default=False, values=(32,))
+    ids = _tensor("ids", ("batch", "chosen"), (2, 3), "int32", (0, most, 2, 3, 1, 5))
+    found = recognize(_call(_rows("x", "rows", 250), ids, arguments=[block]))
+    assert found.roles == {"ids": Role("between", ("0", f"{size} - 1"))}

@@ -73,6 +73,18 @@ def squared_reference(x):
 def sevenfold(x):
     return x * 7
 
+def chosen(x, ids):
+    return x[ids.long().clamp(max=3)]
+
+def chosen_reference(x, ids):
+    return x[:4][ids.long()]
+
+def bound(x, ids):
+    return x[ids.long()]
+
+def bound_reference(x, ids):
+    return x[ids.long().cummax(0).values]
+
 def torch_seven_times(data):
     return data * 7
 """
@@ -145,3 +157,22 @@ def test_a_function_of_another_name_is_the_reference_if_it_agrees(drafts, tmp_pa
     trial = tried(seven, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
     assert trial.draft.reference.target == "totals:torch_seven_times"
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_indices_are_those_of_the_calls_if_others_are_refused(drafts, tmp_path):
+    call = "f(torch.randn(5, 9), torch.arange(40).remainder(4).int())"
+    chosen = drafts_for("totals:chosen", call=call)
+    trial = tried(chosen, tmp_path / "c.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert trial.left_out.startswith("drawn as recorded: ids from 0 to min(3, rows - 1): ")
+    assert load_spec(tmp_path / "c.yaml").problem.inputs["ids"].between[0] == 0
+
+
+def test_what_disagrees_where_integers_are_guesses_is_no_reference(drafts, tmp_path):
+    """The reference is one of sorted numbers, which calls had."""
+    call = "f(torch.randn(5, 9), torch.arange(40).div(8).int())"
+    bound = drafts_for("totals:bound", call=call)
+    trial = tried(bound, tmp_path / "b.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference is None
+    assert trial.refused.startswith("totals:bound_reference is no reference: no recorded case")
+    assert not any(result.failed for result in trial.results), trial.lines

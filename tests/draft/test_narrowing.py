@@ -78,6 +78,12 @@ def spread(x):
 
 def spread_reference(x):
     return x + x
+
+def nine(x, ids):
+    return x[ids.long().clamp(max=8)]
+
+def nine_reference(x, ids):
+    return x[:9][ids.long()]
 """
 
 
@@ -204,3 +210,13 @@ def test_empty_sequences_that_are_refused_are_neither_listed_nor_generated(draft
     assert all(min(lengths) > 0 for lengths in spec.axes["seqlens"])
     assert spec.fuzz.seqlens.length.low == 1
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_indices_of_other_sizes_are_those_of_the_calls_if_more_cases_pass(drafts, tmp_path):
+    """The recorded case has none above 8."""
+    call = "f(torch.randn(9, 11), torch.arange(40).remainder(4).int())"
+    nine = drafts_for("totals:nine", call=call)
+    trial = tried(nine, tmp_path / "n.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert trial.left_out.startswith("drawn as recorded: ids from 0 to min(3, rows - 1): ")
+    assert "rows" in trial.draft.fuzz["axes"]

@@ -260,6 +260,41 @@ if __name__ == "__main__":
     assert "reference: gemm:ref_program" in text
 
 
+def test_a_name_and_a_tile_that_are_two_sizes_by_chance_are_one_size_and_none(repository):
+    """Of two equal dimensions the last has the factory's name; the reference takes the tile."""
+    kernel = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit(out_idx=[1])
+def scaled(n, block=64):
+    m = 64
+
+    @T.prim_func
+    def main(x: T.Tensor((m, n), "float32"), y: T.Tensor((m, n), "float32")):
+        with T.Kernel(m, threads=64) as row:
+            for i in T.Parallel(n):
+                y[row, i] = x[row, i] * block
+
+    return main
+
+def expected(x, block):
+    return x * block
+
+if __name__ == "__main__":
+    x = torch.randn(64, 64, device="cuda")
+    torch.testing.assert_close(scaled(64)(x), expected(x, 64))
+"""
+    (repository.folder / "rows64.py").write_text(kernel)
+    finished(repository, "record", "rows64.py")
+    words = ("rows64:scaled", "--calls", "calls.jsonl", "-o", "r.yaml", "--no-run")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    text = (repository.folder / "r.yaml").read_text()
+    assert "call: {x: x, block: 64}" in text
+    assert "x: {shape: [rows, n]" in text
+
+
 def test_an_eager_kernel_that_is_compiled_ahead_is_recorded_as_its_function(repository):
     kernel = """
 import tilelang

@@ -1,6 +1,8 @@
 """How a reference is called: methods of classes, sizes and constants that callers passed."""
 
 import math
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,15 @@ import torch
 from tlmatrix import run_specs
 from tlmatrix.draft.calls import Call, Comparison, Seen
 from tlmatrix.draft.recorder import _Open
-from tlmatrix.draft.references import Found, _compared, named_reference, reference_of
+from tlmatrix.draft.references import (
+    Found,
+    _compared,
+    find_references,
+    named_reference,
+    reference_of,
+)
+from tlmatrix.draft.slices import Slicer
+from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression
 
@@ -27,6 +37,12 @@ class Case:
     @staticmethod
     def plain(x):
         return x
+
+def scaled(x):
+    return x * 3
+
+def scaled_ref(x, factor):
+    return x * factor
 """
 
 
@@ -185,3 +201,33 @@ def test_arguments_with_other_bytes_after_a_call_are_changed(dtype):
     )
     x.copy_(torch.zeros(2, 3).to(dtype))
     assert opened.changed() == {"x"}
+
+
+def test_a_function_is_one_reference_however_it_is_found(module, monkeypatch):
+    """The only one that is compared agrees in a part alone, and has the name of a reference."""
+    target = target_of("cases_of_references:scaled")
+    compared = (Comparison("0", "cases_of_references:scaled_ref", {"x": "$x", "factor": 3}),)
+    call = Call(target.text, {"x": Seen((4,), "float32")}, {}, compared=compared)
+    (found,) = find_references(
+        target, [replace(call, compared=(replace(*compared, guessed=True),))]
+    )
+    assert found.passed["factor"] == [3]
+    assert not found.part
+
+
+def test_a_dtype_around_a_local_function_is_that_of_its_tensor():
+    """The reference is called in float64."""
+    kind, name, factor = torch.float16, "float16", 3
+
+    def expected(data):
+        frames.append(sys._getframe())
+        return (data * factor).to(kind).to(getattr(torch, name))
+
+    frames: list = []
+    expected(torch.ones(4, dtype=torch.float16))
+    found = Slicer(lambda _: True, lambda _: __name__).local_function(frames[0])
+    assert found.arguments == {"factor": 3, "frames": frames}
+    namespace: dict = {}
+    exec(found.source.replace("frames.append", "str"), namespace)
+    made = namespace["reference"](torch.ones(4, dtype=torch.float64), 3, [])
+    assert made.dtype == torch.float64

@@ -48,6 +48,10 @@ def test_a_named_size_that_is_a_product_in_calls_of_several_sizes_is_one():
 def test_equal_sizes_of_a_tensor_in_calls_of_one_size_are_two():
     assert related({("x", 0): (64,), ("x", 1): (64,)}).dims["x", 1] != "rows"
     assert related({("x", 0): (64, 32), ("x", 1): (64, 32)}).dims["x", 1] == "rows"
+    # The name that one of them has is not that of the other, nor of what is its size elsewhere.
+    columns = {("x", 0): (64,), ("x", 1): (64,), ("scale", 0): (64,)}
+    found = related(columns, {("x", 1): "dim"})
+    assert found.dims["scale", 0] == found.dims["x", 0] != "dim"
 
 
 def test_the_length_of_a_vector_is_no_part_of_other_sizes():

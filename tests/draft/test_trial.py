@@ -94,6 +94,7 @@ def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp
     trial = tried(picks, tmp_path / "p.yaml", [tmp_path], prove=False)
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert load_spec(tmp_path / "p.yaml").problem.inputs["ids"].distinct
+    assert trial.draft.constraints == (("size3 <= cols", "ids has distinct numbers"),)
     # Two rows of two numbers differ by chance.
     few = drafts_for("totals:picked", call="f(torch.randn(2, 16), torch.tensor([[1, 2], [9, 3]]))")
     assert "distinct" not in few().inputs["ids"]

@@ -30,7 +30,7 @@ from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import tried
-from tlmatrix.draft.verdicts import wrong_guess
+from tlmatrix.draft.verdicts import broken, refusal, wrong_guess
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.report.html import rendered
@@ -64,7 +64,7 @@ class Row:
     Attributes:
         status: `judged` (all cases passed), `findings` (a case fails, or the spec leaves out sizes
             that are wrong), `errors` (cases could not be judged), `incomplete` (it needs a
-            reference), or `not drafted`.
+            reference, or inputs that it accepts), or `not drafted`.
         reference: the function that judges it.
         note: the first finding, the error, or what a person must add.
         varies: whether lengths of packed sequences vary.
@@ -433,10 +433,10 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     first = next(iter(every), None)
     if failed and not trial.wrong and all(wrong_guess(draft, result) for result in failed):
         status = "incomplete"
-    if failed and all(f.check == "reference" for result in results for f in result.findings[:1]):
-        status = "incomplete"  # the function of that name is another one
-    if races := [finding for finding in every if finding.title.startswith("races: ")]:
-        status, first = "findings", races[0]  # whatever else is refused
+    if results and all(map(refusal, results)):
+        status = "incomplete"  # nothing is accepted that a draft can tell
+    if sure := [each for each in every if each.title.startswith("races: ") or broken(each)]:
+        status, first = "findings", sure[0]  # whatever else is refused
     left_out = trial.wrong or trial.left_out
     note = trial.error or (f"{first.check}: {first.title}" if first else left_out)
     note = note or next((each.message for each in skipped), "")

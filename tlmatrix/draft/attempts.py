@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.draft.conditions import holds
 from tlmatrix.draft.sizes import BATCH, COUNT
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.verdicts import OTHER_RESULTS, passes, relax
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
+_WHATEVER_SIZE = re.compile(rf"{OTHER_RESULTS.pattern}|scalar type|same dtype|^races: ")
+"""Titles of findings of all sizes."""
 _MOST_STEPS = 1 << 35
 """Most multiplications of a recorded matrix product that is run as it was."""
 
@@ -108,7 +112,7 @@ def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
     for values in recorded_sizes(draft):
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
-        other = any(OTHER_RESULTS.search(finding.title) for finding in result.findings[:1])
+        other = any(_WHATEVER_SIZE.search(finding.title) for finding in result.findings[:1])
         relaxed, _ = relax(draft, [result])
         skipped = str(result.status) == "skipped"
         if passes(result) or other or relaxed != draft or skipped:
@@ -137,6 +141,8 @@ def recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     many = [name for name, value in recorded.items() if type(value) is int and value > 8]
     for counts in (BATCH, COUNT):
         found.insert(0, {**found[0], **{name: 2 for name in many if counts.search(name)}})
+    rules = [rule for rule, _ in draft.constraints]
+    found = [each for each in found if all(holds(rule, each) is not False for rule in rules)]
     first = [each for k, each in enumerate(found) if each not in (recorded, *found[:k])]
     return first if first and is_large(recorded) else [*first, recorded]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sizes import WORD
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _MORE = 6
 """Further cases that tell conditions apart."""
+_LEAST = 3
+"""Cases that may confirm one of two axes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
 
@@ -74,7 +77,25 @@ def distinguished(
             more = [*results, attempts.case(draft, {**base, **with_tied(draft, chosen)})]
             if found := fitting(more):  # else it is refused because of another axis
                 results, conditions = more, found
+        return [each for each in conditions if _is_confirmed(draft, name, each, results, attempts)]
     return conditions
+
+
+def _is_confirmed(
+    draft: Draft, name: str, condition: str, results: Sequence[CaseResult], attempts: Attempts
+) -> bool:
+    """Whether a refused value of an axis is taken with another one of the second axis."""
+    others = [each for each in WORD.findall(condition) if each in draft.axes and each != name]
+    if not others:
+        return True
+    base = results[0].values
+    refused = [e.values[name] for e in results if why_refused(draft, e)]
+    sizes = sorted((n for n in refused if type(n) is int), key=lambda n: -math.gcd(n, 128))
+    made = ({**base, name: n, others[0]: m} for n in sizes for m in (2 * n, n, n // 2) if m)
+    fitting = (values for values in made if holds(condition, values))
+    return any(
+        not why_refused(draft, attempts.case(draft, each)) for each in islice(fitting, _LEAST)
+    )
 
 
 def _telling(

@@ -52,7 +52,8 @@ class Launch:
     def dimension_names(self, mapped: Names) -> dict[str, str]:
         """Names of dimensions: arguments of the factory with their value, and symbolic dims.
 
-        Two equal dimensions of a tensor have different arguments, if there are two of that value.
+        Two equal dimensions of a tensor have different arguments, if there are two of that value;
+        if there is one, the last of them has it.
         """
         sizes: dict[str, list[str]] = {}
         for name, value in self.factory.items():
@@ -65,7 +66,8 @@ class Launch:
             shape = [str(size) for size in buffer.shape]
             for dim, text in enumerate(shape):
                 equal = sizes.get(text, [text])
-                own = equal[min(shape[:dim].count(text), len(equal) - 1)]
+                more = [text] * (shape.count(text) - len(equal))
+                own = (more + equal)[shape[:dim].count(text)]
                 named = re.fullmatch(r"[A-Za-z_]\w*( \+ \d+)?", own)
                 if dim in dims and named is not None:
                     # A plain string, as TVM's are not.

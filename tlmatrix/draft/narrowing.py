@@ -18,6 +18,7 @@ from tlmatrix.draft.conditions import (
 )
 from tlmatrix.draft.sizes import WORD
 from tlmatrix.draft.verdicts import (
+    VALUES,
     of_zeros,
     passes,
     ranges_line,
@@ -55,12 +56,7 @@ def narrow(trial: Trial, attempts: Attempts) -> None:
             trial.draft = relaxed
             trial.lines += lines
             trial.results = attempts.cases(relaxed)
-        wrong = [e for e in trial.results if e.failed and "NaN" in (refusal(e) or "NaN")]
-        if wrong and trial.draft.ranges and of_zeros(wrong):
-            results = attempts.cases(ranged := trial.draft.in_ranges())
-            if sum(map(passes, results)) > sum(map(passes, trial.results)):
-                trial.lines.append(ranges_line(trial.draft, wrong[0]))
-                trial.draft, trial.results = ranged, results
+        _draw_as_recorded(trial, attempts)
         base = _accepted(trial, attempts)
         if base is None or not any(why_refused(trial.draft, each) for each in trial.results):
             return
@@ -74,6 +70,21 @@ def narrow(trial: Trial, attempts: Attempts) -> None:
         trial.results = [each for each in (*trial.results, base) if has_case(narrowed, each)]
         if attempts.limit.left <= 0:
             return
+
+
+def _draw_as_recorded(trial: Trial, attempts: Attempts) -> None:
+    """Draw integers from the recorded range, or floats of the recorded sign, if more cases pass."""
+    failed = [each for each in trial.results if each.failed]
+    for integer, wrong in (
+        (True, [e for e in failed if any(f.check in VALUES for f in e.findings[:1])]),
+        (False, [e for e in failed if "NaN" in (refusal(e) or "NaN")]),
+    ):
+        narrower = trial.draft.ranges_of(integer=integer)
+        if wrong and narrower and (integer or of_zeros(wrong)):
+            results = attempts.cases(ranged := trial.draft.in_ranges(integer=integer))
+            if sum(map(passes, results)) > sum(map(passes, trial.results)):
+                trial.lines.append(ranges_line(trial.draft, wrong[0], integer=integer))
+                trial.draft, trial.results = ranged, results
 
 
 def probe(trial: Trial, attempts: Attempts) -> None:

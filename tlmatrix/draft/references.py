@@ -223,9 +223,13 @@ def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") 
         name: `package.module:function`, if the repository names one.
     """
     found = [*_compared(target, calls), named_reference(name), _beside(target)]
-    known = [each for each in found if each is not None]
-    functions = {each.function for each in known}
-    return [*known, *(each for each in _in_module(target) if each.function not in functions)]
+    known: dict[object, Found] = {}
+    for each in filter(None, found):
+        first = known.setdefault(each.function, each)
+        known[each.function] = replace(first, part=first.part and each.part)
+    for each in _in_module(target):
+        known.setdefault(each.function, each)
+    return [*known.values()]
 
 
 def named_reference(name: str, construct: Mapping[str, Any] | None = None) -> Found | None:

@@ -32,6 +32,9 @@ _LONGEST = re.compile(r"max_?(seq|len|new|q|k)|longest", re.IGNORECASE)
 _OF_ROWS = {"sequence_ids_of": _IDS, "positions_of": _POSITIONS}
 """Keys of vectors with a number for each row, and their names."""
 
+_FEW = 4
+"""Fewest blocks that are known by the largest index of one."""
+
 Lengths = tuple[tuple[int, ...], ...]
 """Numbers of sequences or rows in each call."""
 
@@ -256,8 +259,11 @@ class _Recognizer:
         self.packings.append(packing)
         if rows is not None:
             column = self.sizes.get(rows)
-            alike = [name for name, sizes in self.sizes.items() if sizes and sizes == column]
-            self.dims |= dict.fromkeys([rows, *alike], f"sum({packing.expression})")
+            # Not a dimension beside it, which has its size by chance.
+            beside = {size for shape in self.shapes.values() if rows in shape for size in shape}
+            alike = [n for n, sizes in self.sizes.items() if sizes and sizes == column]
+            own = [rows, *(name for name in alike if name not in beside)]
+            self.dims |= dict.fromkeys(own, f"sum({packing.expression})")
         return packing
 
     def _axis_name(self, of: str, *, taken: bool = False) -> str:
@@ -406,7 +412,8 @@ class _Recognizer:
         for name, tensor in self.integers.items():
             if name in self.roles or name in self.interface.pure_outputs:
                 continue
-            selected = self._selected_by(name, "index") or self._may_index(tensor)
+            selected = self._blocks(tensor) or self._selected_by(name, "index")
+            selected = selected or self._may_index(tensor)
             if selected:
                 size = substitute(selected[0], self.dims)
                 # A negative number marks an index that is ignored.
@@ -438,6 +445,25 @@ class _Recognizer:
             if ordered and least > 0 and column and fits:
                 self.roles[start] = Role("between", ("0", f"{size} // 2"))
                 self.roles[end] = Role("between", (f"{size} // 2", size))
+
+    def _blocks(self, tensor: Tensor) -> list[Size]:
+        """The numbers of blocks of dimensions that are one more than the largest value.
+
+        Of blocks of a size that callers pass; few blocks say nothing.
+        """
+        most = tuple(most + 1 for _, most in tensor.limits)
+        every = (*self.interface.arguments, *self.interface.construct)
+        blocks = {
+            v for e in every if e.kind == "tile" for v in e.values if type(v) is int and v > 1
+        }
+        return [
+            f"ceildiv({size}, {block})"
+            for other in self.given
+            for dim, size in enumerate(other.shape)
+            for block in sorted(blocks)
+            if min(most, default=0) >= _FEW and not other.integer
+            if most == tuple(-(-each // block) for each in other.sizes(dim))
+        ]
 
     def _may_index(self, tensor: Tensor) -> list[Size]:
         """Dimensions and counts that all values of all calls are below, the smallest first.

@@ -107,8 +107,11 @@ def relate(
         known = {name: sizes for name, sizes in symbols.items() if name not in whole or single}
         if tiles is None and len({*column}) == 1 and place[0] not in results:
             # A square matrix in all calls, of one size, need not be one.
-            beside = {dims.get((place[0], dim)) for dim in range(place[1])}
+            beside = {size for (name, _), size in dims.items() if name == place[0]}
             known = {name: sizes for name, sizes in known.items() if name not in beside}
+            # Of equal sizes, that of the same dimension of another tensor.
+            alike = {str(size): 0 for (_, dim), size in dims.items() if dim == place[1]}
+            known = {name: known[name] for name in sorted(known, key=lambda n: n not in alike)}
         known = known if tiles is None else {**scalars, **known}
         size: Size | None = 1 if {*column} == {1} else None
         if size is None and place[0] not in offsets:

@@ -19,7 +19,7 @@ import torch
 from tlmatrix.backend.signature import definition_of, parsed_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType, FrameType
 
 Position = tuple[int, str]
@@ -128,9 +128,6 @@ class Slicer:
         tensors = sorted(local & inputs)
         if not tensors or local - inputs - constants or outside - {*frame.f_globals}:
             return None
-        # The reference is called in other dtypes than the program.
-        own = f"{tensors[0]}.dtype"
-        forms = {torch.dtype: own, str: f'str({own}).removeprefix("torch.")'}
         dtypes = {n: known[n] for n in sorted(local - inputs) if is_dtype(known[n])}
         parameters = [*tensors, *sorted(local - inputs - dtypes.keys())]
         nodes = (node for part in (*chosen, value) for node in ast.walk(part))
@@ -138,10 +135,7 @@ class Slicer:
         leaves = [name for name in tensors if name in of_grads]
         body = [
             *(f"{name} = {name}.detach().requires_grad_()" for name in leaves),
-            *(
-                f"{n} = {forms[str if isinstance(v, str) else torch.dtype]}"
-                for n, v in dtypes.items()
-            ),
+            *_dtypes(dtypes, tensors[0]),
             *map(ast.unparse, chosen),
         ]
         body.append(f"return {ast.unparse(value)}")
@@ -163,8 +157,13 @@ class Slicer:
         # References are called in other dtypes than the program.
         body = [s for s in body if not (isinstance(s, ast.Assert) and "dtype" in ast.unparse(s))]
         outside = _free(body) - {*inputs, *constants, *dir(builtins)}
+        given = (name for name in inputs if isinstance(frame.f_locals[name], torch.Tensor))
+        dtypes = {n: each for n, each in constants.items() if is_dtype(each)}
+        first = next(given, "") if dtypes else ""
+        constants = {n: each for n, each in constants.items() if not (first and n in dtypes)}
         parameters = [*inputs, *constants]
-        found = self._function(frame, parameters, outside, map(ast.unparse, body))
+        lines = [*(_dtypes(dtypes, first) if first else ()), *map(ast.unparse, body)]
+        found = self._function(frame, parameters, outside, lines)
         return found._replace(arguments=constants)
 
     def _function(
@@ -189,6 +188,16 @@ class Slicer:
             ]
         )
         return Slice(f"{module}:{path}", text, {n: frame.f_locals.get(n) for n in parameters})
+
+
+def _dtypes(found: Mapping[str, object], tensor: str) -> Iterator[str]:
+    """Lines that set dtypes and names of dtypes to that of a tensor.
+
+    The reference is called in other dtypes than the program.
+    """
+    for name, value in found.items():
+        text = f'str({tensor}.dtype).removeprefix("torch.")'
+        yield f"{name} = {text if isinstance(value, str) else f'{tensor}.dtype'}"
 
 
 def is_dtype(value: object) -> bool:

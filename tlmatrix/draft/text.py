@@ -62,7 +62,8 @@ class Draft:
         bounded: whether equal calls may differ within the bounds of errors.
         multiples: factors that all recorded sizes of an axis have.
         recorded: values of axes in a recorded call.
-        ranges: the least and the largest value of inputs whose values had one sign in all calls.
+        ranges: the least and the largest value of inputs whose values had one sign in all calls,
+            or were a part of the range of an integer input.
         guessed: whether the values of inputs are guesses, of which a kernel may read anything.
         notes: lines to print for the user.
     """
@@ -89,7 +90,7 @@ class Draft:
     bounded: bool = False
     multiples: Mapping[str, int] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)
-    ranges: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     guessed: bool = False
     notes: tuple[str, ...] = ()
 
@@ -107,12 +108,17 @@ class Draft:
         """The draft whose kernels no sanitizer watches."""
         return replace(self, without=(*self.without, "sanitizers"))
 
-    def in_ranges(self) -> Draft:
-        """The draft whose inputs have values in these ranges alone."""
-        given = {
-            n: {**e, "between": self.ranges[n]} for n, e in self.inputs.items() if n in self.ranges
-        }
-        return replace(self, inputs={**self.inputs, **given}, ranges={})
+    def ranges_of(self, *, integer: bool) -> Mapping[str, Sequence[Any]]:
+        """Those of integer inputs, or of others."""
+        given = self.ranges.items()
+        return {n: each for n, each in given if ("between" in self.inputs[n]) is integer}
+
+    def in_ranges(self, *, integer: bool = False) -> Draft:
+        """The draft whose inputs, integer or others, have values in these ranges alone."""
+        found = self.ranges_of(integer=integer)
+        given = {name: {**self.inputs[name], "between": each} for name, each in found.items()}
+        left = {name: each for name, each in self.ranges.items() if name not in found}
+        return replace(self, inputs={**self.inputs, **given}, ranges=left)
 
 
 def constant(value: Any) -> Any:  # noqa: ANN401 - any default

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tlmatrix.check.finding import Finding
     from tlmatrix.draft.text import Draft
     from tlmatrix.run.result import CaseResult
 
@@ -19,7 +20,7 @@ OTHER_RESULTS = re.compile(rf"{RETURNED.pattern}|has shape ")
 _OTHER_DTYPE = re.compile(r" is \w+, expected \w+$")
 _REFUSALS = ("entry", "reference", "problem", "spec")
 """Checks of what is no result."""
-_VALUES = ("numeric", "gradients", *_REFUSALS)
+VALUES = ("numeric", "gradients", *_REFUSALS)
 """Checks that tell whether a reference agrees."""
 
 
@@ -31,7 +32,7 @@ def passes(result: CaseResult) -> bool:
 def agrees(result: CaseResult) -> bool:
     """Whether the reference has the values of the code under test, whatever else is found."""
     judged = str(result.status) in ("passed", "failed")
-    return judged and not any(e.check in _VALUES for e in result.findings)
+    return judged and not any(e.check in VALUES for e in result.findings)
 
 
 def raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:
@@ -66,9 +67,10 @@ def relax(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]
     return draft, []
 
 
-def ranges_line(draft: Draft, result: CaseResult) -> str:
-    """The line that says of which sign inputs are, as another case fails."""
-    words = ", ".join(f"{n} from {a} to {b}" for n, (a, b) in draft.ranges.items())
+def ranges_line(draft: Draft, result: CaseResult, *, integer: bool = False) -> str:
+    """The line that says in which ranges inputs are, as another case fails."""
+    ranges = draft.ranges_of(integer=integer)
+    words = ", ".join(f"{n} from {a} to {b}" for n, (a, b) in ranges.items())
     why = next((each.title for each in result.findings), result.message)
     return f"  {DRAWN_AS_RECORDED}: {words}: {why}"
 
@@ -87,7 +89,7 @@ def why_refused(draft: Draft, result: CaseResult, base: CaseResult | None = None
 def wrong_guess(draft: Draft, result: CaseResult) -> str:
     """What a draft without a reference says wrongly of results or calls; "" if nothing."""
     finding = next(iter(result.findings), None)
-    if draft.complete or finding is None:
+    if draft.complete or finding is None or broken(finding):
         return ""
     refused = finding.check in _REFUSALS or OTHER_RESULTS.search(finding.title)
     return finding.title if refused else ""
@@ -102,10 +104,15 @@ def worst(reasons: Iterable[str]) -> str:
     return max(reasons, key=rank, default="")
 
 
+def broken(finding: Finding) -> bool:
+    """Whether the code under test has a name that is not defined, whatever it is called with."""
+    return finding.check == "entry" and finding.pattern in ("NameError", "UnboundLocalError")
+
+
 def refusal(result: CaseResult) -> str:
     """Why the code under test, the reference or the draft does not take a case; "" if they do."""
     for finding in result.findings:
-        if finding.check in _REFUSALS and finding.pattern:
+        if finding.check in _REFUSALS and finding.pattern and not broken(finding):
             return finding.title
         if finding.check == "numeric" and _OTHER_DTYPE.search(finding.title):
             return finding.title  # the draft has the dtype of one call

@@ -157,7 +157,7 @@ class _Writer:
             fuzz=self.chosen.fuzz(),
             multiples=self.chosen.multiples,
             recorded={name: each for name, each in self._recorded() if name in self.axes},
-            ranges={e.name: found for e in self.inputs if (found := self._range_of_sign(e))},
+            ranges={e.name: found for e in self.inputs if (found := self._narrower_range(e))},
             guessed=bool(unknown) or not interface.calls,
             notes=tuple(notes),
         )
@@ -181,12 +181,20 @@ class _Writer:
             made["page_size"] = substitute(role.page_size, self.recognition.dims)
         return made | ({"dtype": tensor.dtype} if tensor.dtype != "int32" else {})
 
-    def _range_of_sign(self, tensor: Tensor) -> list[int]:
-        """The range of a floating-point tensor of one sign in all calls, such as scales.
+    def _narrower_range(self, tensor: Tensor) -> list[Any]:
+        """The range that an integer tensor had in all calls, in that of its role.
 
-        Empty for one of two signs, and for one as large as data, of which any values are right.
+        Or that of a floating-point tensor of one sign in all calls, such as scales; empty for one
+        of two signs, and for one as large as data, of which any values are right.
         """
-        if tensor.integer or not tensor.limits:
+        role = self.recognition.roles.get(tensor.name)
+        if tensor.integer:
+            found = self._recorded_range(tensor)
+            if role is None or not isinstance(role.of, tuple) or not found:
+                return []
+            least, most = (f"min({each}, {role.of[1]})" if each > 0 else each for each in found)
+            return [least, most]
+        if not tensor.limits:
             return []
         sizes = [math.prod(each.seen[0].shape) for each in (*self.inputs, tensor)]
         found = [min(e[0] for e in tensor.limits), max(e[1] for e in tensor.limits)]
@@ -254,7 +262,7 @@ class _Writer:
         fixed = {
             name: self._value(each)
             for name, each in self.arguments.items()
-            if name not in self.axes and each.kind in ("other", "flag", "size")
+            if name not in self.axes and each.kind != "dtype"
             if isinstance(each.value, bool | int | float | list)
         }
         longest = {
@@ -367,6 +375,11 @@ class _Writer:
         for packing in self.recognition.packings:
             if self.interface.factory and packing.rows is not None:
                 yield f"sum({packing.expression}) > 0", NO_ROWS
+        for tensor in self.inputs:
+            role = self.recognition.roles.get(tensor.name)
+            if tensor.distinct and role is not None and isinstance(role.of, tuple):
+                size = role.of[1].removesuffix(" - 1")
+                yield f"{self._shape(tensor)[-1]} <= {size}", f"{tensor.name} has distinct numbers"
         results = () if self._told_by_reference else self.interface.results
         for total, each in sorted(quotients((*self.interface.tensors, *results))):
             yield f"{total} % {each} == 0", f"{total} // {each} is a dimension"
