@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tlmatrix.draft.attempts import Limit, recorded_case, recorded_sizes
+from tlmatrix.draft.attempts import Attempts, Limit, recorded_case, recorded_sizes
 
 OPERATOR = """
 def total(x):
@@ -51,20 +51,40 @@ def test_time_that_other_programs_take_counts_a_quarter(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("check", "title", "cases"),
+    ("check", "title", "seconds", "cases"),
     [
-        ("numeric", "y: 3 elements are wrong", 3),
-        ("sanitizers", "races: s[0] is written by two threads", 1),
-        ("reference", "raised RuntimeError: expected scalar type Double but found Float", 1),
+        ("numeric", "y: 3 elements are wrong", 1, 3),
+        ("sanitizers", "races: s[0] is written by two threads", 1, 1),
+        ("reference", "raised RuntimeError: expected scalar type Double but found Float", 1, 1),
+        ("numeric", "y: 3 elements are wrong", 4, 2),
     ],
 )
-def test_no_other_size_is_tried_if_it_cannot_change_what_is_found(check, title, cases, drafts):
+def test_other_sizes_are_tried_if_they_may_change_what_is_found_in_time(
+    check, title, seconds, cases, drafts
+):
     tried = []
 
     def case(draft, _):
         tried.append(draft.axes["rows"])
         finding = SimpleNamespace(check=check, title=title)
-        return SimpleNamespace(status="failed", findings=[finding])
+        return SimpleNamespace(status="failed", findings=[finding], seconds=seconds)
 
-    recorded_case(replace(drafts(), recorded={"rows": 4096}), SimpleNamespace(case=case))
+    attempts = SimpleNamespace(case=case, limit=SimpleNamespace(left=40))
+    recorded_case(replace(drafts(), recorded={"rows": 4096}), attempts)
     assert len(tried) == cases
+
+
+def test_a_case_of_a_draft_runs_once(drafts, tmp_path):
+    ran = []
+
+    def run(_, case, time_limit):
+        ran.append(case.values)
+        return SimpleNamespace(status="passed", findings=(), message=f"{time_limit}")
+
+    runner = SimpleNamespace(run=run)
+    attempts = Attempts(tmp_path / "s.yaml", [tmp_path], runner, "each", Limit(math.inf))
+    attempts.case(drafts(), {"values": "normal"})
+    attempts.case(drafts(), {"values": "normal"})
+    attempts.case(drafts(), {"values": "large"})
+    attempts.case(replace(drafts(), bounded=True), {"values": "large"})
+    assert [values["values"] for values in ran] == ["normal", "large", "large"]

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.conditions import holds
@@ -15,6 +15,7 @@ from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.verdicts import OTHER_RESULTS, passes, relax
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,6 +58,8 @@ class Attempts:
     limit: Limit
     why: str = ""
     """The first finding of the last case that failed, if its results were judged."""
+    _known: dict[tuple[str, str], CaseResult] = field(default_factory=dict)
+    """Results by the text of the spec and the values of the case."""
 
     def case(self, draft: Draft, values: Mapping[str, Any]) -> CaseResult:
         """The result of the case that has some values; other axes have their first.
@@ -90,6 +93,9 @@ class Attempts:
         return load_spec(self.path)
 
     def _run(self, spec: Spec, case: Case) -> CaseResult:
+        key = self.path.read_text(encoding="utf-8"), canonical(dict(case.values))
+        if key in self._known:
+            return self._known[key]
         left = self.limit.left
         if left <= 0:
             raise TimeoutError
@@ -98,18 +104,23 @@ class Attempts:
         result = self.runner.run(spec, case, time_limit=most)
         if str(result.status) == "timeout":
             raise TimeoutError
+        self._known[key] = result
         return result
 
 
 def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
     """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
 
-    Checks use other sizes of the axes.
+    Checks use other sizes of the axes. None is tried that takes half of the time, as others took.
 
     Raises:
         TimeoutError: the time ended before the case did.
     """
+    rate = 0.0
     for values in recorded_sizes(draft):
+        steps = math.prod(value for value in values.values() if type(value) is int and value > 0)
+        if rate * steps > attempts.limit.left / 2:
+            break
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
         other = any(_WHATEVER_SIZE.search(finding.title) for finding in result.findings[:1])
@@ -117,6 +128,7 @@ def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
         skipped = str(result.status) == "skipped"
         if passes(result) or other or relaxed != draft or skipped:
             break  # no other size changes that
+        rate = result.seconds / steps
     return result
 
 
