@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.draft.sources import Drafts
     from tlmatrix.run.result import CaseResult
 
-WITHOUT_GRADIENTS = "without gradients"
-WITHOUT_SANITIZERS = "without sanitizers"
-NOT_JUDGED = "does not judge"
 _RAISED = re.compile(r"\braise[sd] ")
 _NO_GRAPH = re.compile(r"backward through the graph a second time|does not require grad")
 _NOT_WATCHED = "does not model sanitizers of"
@@ -88,7 +85,7 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
             if not raised(again, "reference", _RAISED):
                 found, own, first = same, other, again  # noqa: PLW2901
         if _NOT_WATCHED in first.message:
-            lines.append(f"  {WITHOUT_SANITIZERS}: {first.message}")
+            lines.append(f"  without sanitizers: {first.message}")
             drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
             first = recorded_case(draft := own(), attempts)
         if agrees(first):
@@ -116,7 +113,7 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
         if raised(first, "entry", _RAISED) and plain.interface != own.interface:
             passed = recorded_case(plain(), attempts)
             if passes(passed):  # the backward pass may need what callers set
-                lines.append(f"  {WITHOUT_GRADIENTS}: {first.findings[0].title}")
+                lines.append(f"  without gradients: {first.findings[0].title}")
                 drafts.interface, drafts.found = plain.interface, replace(found, part=False)
                 return passed
         for order, updates in _ways_of_returning(own, first):
@@ -129,13 +126,13 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
             if raised(first, "problem", _NO_GRAPH) and plain.interface != other.interface:
                 again = recorded_case(plain(), attempts)
                 if agrees(again):  # it has freed its graph
-                    lines.append(f"  {WITHOUT_GRADIENTS}, which the reference computes itself")
+                    lines.append("  without gradients, which the reference computes itself")
                     other, first = plain, again
             if agrees(first):
                 drafts.interface, drafts.found = other.interface, other.found
                 if scratch := sorted(other.interface.scratch):
                     words = f"{', '.join(scratch)}, which the reference does not return"
-                    lines.append(f"  {NOT_JUDGED} {words}")
+                    lines.append(f"  does not judge {words}")
                 return first if passes(first) else None
     if (draft := drafts()).complete or not draft.runs:
         return None

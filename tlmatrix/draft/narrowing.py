@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tlmatrix.draft.trial import Trial
     from tlmatrix.run.result import CaseResult
 
-ONLY_RECORDED = "only the recorded sizes"
 _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart."""
@@ -135,7 +134,7 @@ def keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
     if why and has_case(draft, recorded, listed=False):
         axes = {name: (recorded.values[name],) for name in draft.axes}
         trial.draft, trial.results = replace(draft, axes=axes, fuzz={}), [recorded]
-        trial.lines.append(f"  {ONLY_RECORDED}: {why}")
+        trial.lines.append(f"  only the recorded sizes: {why}")
 
 
 def has_case(draft: Draft, result: CaseResult, *, listed: bool = True) -> bool:

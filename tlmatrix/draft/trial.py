@@ -9,16 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tlmatrix.draft.attempts import Attempts, Limit
-from tlmatrix.draft.matching import (
-    NOT_JUDGED,
-    WITHOUT_GRADIENTS,
-    WITHOUT_SANITIZERS,
-    match_reference,
-    untie,
-)
-from tlmatrix.draft.narrowing import ONLY_RECORDED, keep_recorded, narrow, probe
+from tlmatrix.draft.matching import match_reference, untie
+from tlmatrix.draft.narrowing import keep_recorded, narrow, probe
 from tlmatrix.draft.text import Draft, write_spec
-from tlmatrix.draft.verdicts import DRAWN_AS_RECORDED, NOT_REFUSED
+from tlmatrix.draft.verdicts import NOT_REFUSED
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.issues import SpecError
@@ -32,6 +26,10 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
 
 _NO_REFERENCE = "is no reference"
+_LEFT_OUT = (
+    *("only the recorded sizes", "without gradients", "without sanitizers"),
+    *("does not judge", "drawn as recorded"),
+)
 
 
 @dataclass
@@ -63,11 +61,7 @@ class Trial:
     @property
     def left_out(self) -> str:
         """The line that says what is not judged: sizes, gradients, buffers, accesses; or ""."""
-        words = (
-            *(ONLY_RECORDED, WITHOUT_GRADIENTS, WITHOUT_SANITIZERS),
-            *(NOT_JUDGED, DRAWN_AS_RECORDED),
-        )
-        return next((line.strip() for line in self.lines if line.strip().startswith(words)), "")
+        return next((line.strip() for line in self.lines if line.strip().startswith(_LEFT_OUT)), "")
 
 
 def tried(

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tlmatrix.draft.text import Draft
     from tlmatrix.run.result import CaseResult
 
-DRAWN_AS_RECORDED = "drawn as recorded"
 NOT_REFUSED = "is not refused, and is wrong"
 RETURNED = re.compile(r"returned (\d+) (tensors|results)")
 OTHER_RESULTS = re.compile(rf"{RETURNED.pattern}|has shape ")
@@ -72,7 +71,7 @@ def ranges_line(draft: Draft, result: CaseResult, *, integer: bool = False) -> s
     ranges = draft.ranges_of(integer=integer)
     words = ", ".join(f"{n} from {a} to {b}" for n, (a, b) in ranges.items())
     why = next((each.title for each in result.findings), result.message)
-    return f"  {DRAWN_AS_RECORDED}: {words}: {why}"
+    return f"  drawn as recorded: {words}: {why}"
 
 
 def why_refused(draft: Draft, result: CaseResult, base: CaseResult | None = None) -> str:
