@@ -68,6 +68,13 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
         # Where a function disagrees, such guesses may be why.
         drafts.references = [replace(each, part=True) for each in drafts.references]
         drafts.found = next(iter(drafts.references), None)
+
+    def taken(own: Drafts, result: CaseResult, *why: str) -> CaseResult | None:
+        lines.extend(why)
+        drafts.interface, drafts.adapted = own.interface, own.adapted
+        drafts.found = own.found and replace(own.found, part=False)
+        return result if passes(result) else None
+
     for found in drafts.references:
         own = drafts.changed(found=found)
         draft = own()
@@ -79,11 +86,10 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
         kept = drafts.found is found
         first = recorded_case(draft, attempts)
         if raised(first, "reference", _RAISED):  # it may refuse float64
-            same = replace(found, same_dtype=True)
-            other = drafts.changed(found=same)
+            other = drafts.changed(found=replace(found, same_dtype=True))
             again = recorded_case(other(), attempts)
             if not raised(again, "reference", _RAISED):
-                found, own, first = same, other, again  # noqa: PLW2901
+                own, first = other, again
         if _NOT_WATCHED in first.message:
             lines.append(f"  without sanitizers: {first.message}")
             drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
@@ -91,49 +97,38 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
         if agrees(first):
             relaxed, why = relax(draft, [first])
             if relaxed != draft:
-                lines += why
-                drafts.adapted = own.adapted = (*own.adapted, partial(_with_demands_of, relaxed))
+                own.adapted = (*own.adapted, partial(_with_demands_of, relaxed))
                 first = recorded_case(own(), attempts)
-            drafts.found = replace(found, part=False)
-            return first if passes(first) else None
+            return taken(own, first, *why)
         if kept:
-            drafts.found = found
+            drafts.found = own.found
         for integer in (True, False):
-            narrower = draft.ranges_of(integer=integer)
-            if narrower and (integer or found.part or of_zeros([first])):
+            if draft.ranges_of(integer=integer) and (integer or found.part or of_zeros([first])):
                 ranged = partial(Draft.in_ranges, integer=integer)
                 other = own.changed(adapted=(*own.adapted, ranged))
                 if agrees(again := recorded_case(other(), attempts)):
-                    drafts.adapted, drafts.found = other.adapted, replace(found, part=False)
-                    lines.append(ranges_line(draft, first, integer=integer))
-                    return again if passes(again) else None
+                    return taken(other, again, ranges_line(draft, first, integer=integer))
         if raised(first, "reference", _RAISED):
             continue  # however its results are compared
-        plain = own.changed(interface=own.interface.without_gradients())
-        if raised(first, "entry", _RAISED) and plain.interface != own.interface:
-            passed = recorded_case(plain(), attempts)
-            if passes(passed):  # the backward pass may need what callers set
-                lines.append(f"  without gradients: {first.findings[0].title}")
-                drafts.interface, drafts.found = plain.interface, replace(found, part=False)
-                return passed
+        other = own.changed(interface=own.interface.without_gradients())
+        refused = raised(first, "entry", _RAISED) and other.interface != own.interface
+        if refused and passes(again := recorded_case(other(), attempts)):
+            # The backward pass may need what callers set.
+            return taken(other, again, f"  without gradients: {first.findings[0].title}")
         for order, updates in _ways_of_returning(own, first):
             other = own.changed(
                 interface=replace(own.interface, order=order),
-                found=replace(found, updates=updates, part=False),
+                found=own.found and replace(own.found, updates=updates, part=False),
             )
-            first = recorded_case(other(), attempts)
+            first, why = recorded_case(other(), attempts), []
             plain = other.changed(interface=other.interface.without_gradients())
             if raised(first, "problem", _NO_GRAPH) and plain.interface != other.interface:
-                again = recorded_case(plain(), attempts)
-                if agrees(again):  # it has freed its graph
-                    lines.append("  without gradients, which the reference computes itself")
-                    other, first = plain, again
+                other, first = plain, recorded_case(plain(), attempts)  # it has freed its graph
+                why = ["  without gradients, which the reference computes itself"]
             if agrees(first):
-                drafts.interface, drafts.found = other.interface, other.found
-                if scratch := sorted(other.interface.scratch):
-                    words = f"{', '.join(scratch)}, which the reference does not return"
-                    lines.append(f"  does not judge {words}")
-                return first if passes(first) else None
+                if scratch := ", ".join(sorted(other.interface.scratch)):
+                    why += [f"  does not judge {scratch}, which the reference does not return"]
+                return taken(other, first, *why)
     if (draft := drafts()).complete or not draft.runs:
         return None
     first = recorded_case(draft, attempts)
