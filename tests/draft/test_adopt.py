@@ -308,6 +308,7 @@ def test_a_race_is_a_finding_beside_sizes_that_are_refused(tmp_path):
     [
         ([("reference", "ValueError"), ("spec", "a row")], "incomplete"),
         ([("reference", "ValueError"), ("numeric", None)], "errors"),
+        ([("reference", None), ("", None)], "incomplete"),
         ([("entry", "NameError"), ("reference", "ValueError")], "findings"),
     ],
 )
@@ -316,6 +317,8 @@ def test_what_accepts_no_case_needs_inputs_and_a_name_that_is_undefined_is_wrong
 ):
     results = [
         CaseResult("a", "a.yaml", "", Status.ERROR, findings=(Finding(check, "no", pattern=kind),))
+        if check
+        else CaseResult("a", "a.yaml", "", Status.PASSED)
         for check, kind in findings
     ]
     draft = Draft("a", "", "m:a", factory=False, problem="gemm")

@@ -174,6 +174,10 @@ def test_a_size_of_a_tile_is_no_number_of_heads():
     rows = _tensor("q", ("rows", "dim"), (32, 40))
     tied = recognize(_call(rows, arguments=[block], sizes=[("rows", 32), ("dim", 40)]))
     assert tied.numbers == {"block_size": "rows"}
+    # Not one by which another size is divided.
+    parts = _tensor("means", ("other // 32", "dim"), (8, 40))
+    sizes = [("rows", 32), ("dim", 40), ("other", 256)]
+    assert recognize(_call(rows, parts, arguments=[block], sizes=sizes)).numbers == {}
 
 
 def test_an_expression_replaces_a_symbol():

@@ -433,8 +433,9 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     first = next(iter(every), None)
     if failed and not trial.wrong and all(wrong_guess(draft, result) for result in failed):
         status = "incomplete"
-    if results and all(map(refusal, results)):
-        status = "incomplete"  # nothing is accepted that a draft can tell
+    unsure = all(f.check == "reference" for result in failed for f in result.findings[:1])
+    if failed and (unsure or all(map(refusal, results))):
+        status = "incomplete"  # nothing is accepted that a draft can tell, or it needs a reference
     if sure := [each for each in every if each.title.startswith("races: ") or broken(each)]:
         status, first = "findings", sure[0]  # whatever else is refused
     left_out = trial.wrong or trial.left_out

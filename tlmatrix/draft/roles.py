@@ -507,11 +507,14 @@ class _Recognizer:
     # Numbers -------------------------------------------------------------------------------
 
     def _numbers(self) -> None:
+        sizes = (str(size) for shape in self.shapes.values() for size in shape)
+        parts = {number for size in sizes for number in re.findall(r"\d+", size)}
         for argument in (*self.interface.arguments, *self.interface.construct):
             name = argument.name
             # A size of a tile that callers pass may be the size of a dimension in all calls.
             tied = not argument.default and not self.interface.factory
             tied = argument.kind == "tile" and (tied or len({*map(str, argument.values)}) > 1)
+            tied = tied and str(argument.value) not in parts
             if name in self.dims:
                 self.numbers[name] = self.dims[name]
             elif argument.kind == "size" or name in self.sizes or tied:
