@@ -72,6 +72,10 @@ def test_other_sizes_are_tried_if_they_may_change_what_is_found_in_time(
     attempts = SimpleNamespace(case=case, limit=SimpleNamespace(left=40))
     recorded_case(replace(drafts(), recorded={"rows": 4096}), attempts)
     assert len(tried) == cases
+    # The first ends with the time.
+    attempts.limit.left = -1
+    recorded_case(replace(drafts(), recorded={"rows": 4096}), attempts)
+    assert len(tried) == cases + 1
 
 
 def test_a_case_of_a_draft_runs_once(drafts, tmp_path):

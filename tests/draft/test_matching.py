@@ -79,6 +79,13 @@ def chosen(x, ids):
 def chosen_reference(x, ids):
     return x[:4][ids.long()]
 
+def spread(x, ids):
+    found = x[ids.long().clamp(max=3)]
+    return found + 0 * found.roll(1, -1)
+
+def spread_reference(x, ids):
+    return x[:4][ids.long()]
+
 def bound(x, ids):
     return x[ids.long()]
 
@@ -159,9 +166,10 @@ def test_a_function_of_another_name_is_the_reference_if_it_agrees(drafts, tmp_pa
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 
-def test_indices_are_those_of_the_calls_if_others_are_refused(drafts, tmp_path):
+@pytest.mark.parametrize("name", ["chosen", "spread"])
+def test_indices_are_those_of_the_calls_if_others_are_refused(name, drafts, tmp_path):
     call = "f(torch.randn(5, 9), torch.arange(40).remainder(4).int())"
-    chosen = drafts_for("totals:chosen", call=call)
+    chosen = drafts_for(f"totals:{name}", call=call)
     trial = tried(chosen, tmp_path / "c.yaml", [tmp_path], tier="each", prove=False)
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert trial.left_out.startswith("drawn as recorded: ids from 0 to min(3, rows - 1): ")

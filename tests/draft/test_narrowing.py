@@ -161,6 +161,19 @@ def test_a_recorded_case_that_spreads_nan_is_where_axes_are_varied_from(drafts, 
     assert "cols % 2 == 0" in dict(trial.draft.constraints)
 
 
+def test_a_condition_of_the_lengths_of_sequences_is_none_of_two_axes(drafts):
+    draft = replace(drafts(), axes={"lengths": ([3], [0, 3])}, fuzz={}, multiples={})
+    why = Finding("entry", "raises ValueError", pattern="refuses")
+
+    def result(lengths, *findings):
+        status = Status.ERROR if findings else Status.PASSED
+        given = {"values": {"lengths": lengths}, "status": status, "findings": findings}
+        return SimpleNamespace(**given, failed=bool(findings))
+
+    results = [result([3]), result([2]), result([0, 3], why)]
+    assert _explained(draft, results, SimpleNamespace(case=result)) == (draft, [])
+
+
 def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     pairs = drafts_for("totals:paired", call="f(torch.randn(31), torch.randn(31))")
     parameters = [

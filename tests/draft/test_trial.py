@@ -25,6 +25,15 @@ def named(x):
 def named_reference(x):
     return x.missing()
 
+def broken(x, ids):
+    return x * SCALE
+
+def broken_reference(x, ids):
+    return x * 2
+
+def marked(x, out):
+    out[:, 0] = x[:, 0]
+
 def slow(x):
     if len(x) % 8:
         raise ValueError("multiples of 8")
@@ -127,3 +136,20 @@ def test_what_was_found_before_the_time_ended_is_kept(drafts, tmp_path):
     assert not any(result.failed for result in trial.results)
     spec = load_spec(tmp_path / "s.yaml")
     assert spec.axes["rows"] == trial.draft.axes["rows"]
+
+
+def test_what_an_operator_writes_without_a_reference_may_be_a_part(drafts, tmp_path):
+    tensors = dict.fromkeys(("x", "out"), Seen((8, 5), "float32"))
+    call = Call("totals:marked", tensors, {}, changed=frozenset({"out"}))
+    marked = drafts_of_calls(target_of("totals:marked"), [call])
+    trial = tried(marked, tmp_path / "m.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert not trial.draft.complete
+
+
+def test_a_name_that_is_not_defined_is_a_finding_whatever_is_no_reference(drafts, tmp_path):
+    tensors = {"x": Seen((8, 5), "float32"), "ids": Seen((4,), "int32", values=(0, 0, 0, 0))}
+    results = {"0": Seen((8, 5), "float32")}
+    broken = drafts_of_calls(target_of("totals:broken"), [Call("totals:broken", tensors, results)])
+    trial = tried(broken, tmp_path / "b.yaml", [tmp_path], tier="each", prove=False)
+    assert [each.findings[0].pattern for each in trial.results] == ["NameError"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.draft.conditions import holds
 from tlmatrix.draft.sizes import BATCH, COUNT
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.verdicts import OTHER_RESULTS, passes, relax
+from tlmatrix.draft.verdicts import OTHER_RESULTS, broken, passes, relax
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import load_spec
 from tlmatrix.spec.values import canonical
@@ -58,6 +58,8 @@ class Attempts:
     limit: Limit
     why: str = ""
     """The first finding of the last case that failed, if its results were judged."""
+    broken: CaseResult | None = None
+    """That of a case in which the code under test has a name that is not defined."""
     _known: dict[tuple[str, str], CaseResult] = field(default_factory=dict)
     """Results by the text of the spec and the values of the case."""
 
@@ -72,6 +74,8 @@ class Attempts:
         spec = self._spec(draft)
         first = {name: each[0] for name, each in spec.axes.items()}
         result = self._run(spec, Case(spec.name, {**first, **values}, "extra"))
+        if any(map(broken, result.findings)):
+            self.broken = result
         title = next((each.title for each in result.findings), result.message)
         if not self.why or (title and str(result.status) == "failed"):
             self.why = title
@@ -119,7 +123,7 @@ def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
     rate = 0.0
     for values in recorded_sizes(draft):
         steps = math.prod(value for value in values.values() if type(value) is int and value > 0)
-        if rate * steps > attempts.limit.left / 2:
+        if rate and rate * steps > attempts.limit.left / 2:
             break
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})

@@ -94,6 +94,15 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
             lines.append(f"  without sanitizers: {first.message}")
             drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
             first = recorded_case(draft := own(), attempts)
+        for integer in (True, False):
+            if agrees(first) or not draft.ranges_of(integer=integer):
+                continue
+            if integer or found.part or of_zeros([first]):
+                ranged = partial(Draft.in_ranges, integer=integer)
+                other = own.changed(adapted=(*own.adapted, ranged))
+                if agrees(again := recorded_case(other(), attempts)):
+                    lines.append(ranges_line(draft, first, integer=integer))
+                    own, first, draft = other, again, other()
         if agrees(first):
             relaxed, why = relax(draft, [first])
             if relaxed != draft:
@@ -102,12 +111,6 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
             return taken(own, first, *why)
         if kept:
             drafts.found = own.found
-        for integer in (True, False):
-            if draft.ranges_of(integer=integer) and (integer or found.part or of_zeros([first])):
-                ranged = partial(Draft.in_ranges, integer=integer)
-                other = own.changed(adapted=(*own.adapted, ranged))
-                if agrees(again := recorded_case(other(), attempts)):
-                    return taken(other, again, ranges_line(draft, first, integer=integer))
         if raised(first, "reference", _RAISED):
             continue  # however its results are compared
         other = own.changed(interface=own.interface.without_gradients())

@@ -207,7 +207,7 @@ def _explained(
     with suppress(TimeoutError):
         for _ in range(2 * _MORE):
             found = conditions_of(judged, [why_refused(draft, result) for result in judged])
-            conditions = [each for each in found if len({*WORD.findall(each)}) > 1]
+            conditions = [e for e in found if len({*WORD.findall(e)} & {*draft.axes}) > 1]
             chosen = next(_doubtful(draft, conditions, judged[0].values, tried), None)
             if chosen is None:
                 break

@@ -93,6 +93,11 @@ def tried(
             attempts = Attempts(path, tuple(roots), runner, tier, Limit(seconds / 2))
             recorded = match_reference(drafts, attempts, trial.lines)
             untie(drafts, attempts)
+        if attempts.broken is not None:  # whatever it is called with
+            trial.draft, trial.results = drafts(), [attempts.broken]
+            write_spec(trial.draft, path)
+            trial.lines += _summary(trial.results, path)
+            return trial
         if drafts.found is not None and drafts.found.part:
             name = drafts.found.method or drafts.found.target
             why = attempts.why or "none ended in time"

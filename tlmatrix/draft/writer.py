@@ -82,10 +82,12 @@ class _Writer:
         self.first = compared.index(True) if compared else 0
         self.arguments = {each.name: self._in_first(each) for each in every}
         added = interface.uses.added if interface.factory else frozenset()
+        # Without a reference nothing tells which elements an operator must write.
+        any_of = found is None and problem is None and interface.calls and not interface.factory
         self.inouts = {
             name
             for name in interface.changed - interface.scratch
-            if name in takes or (name in interface.uses.updated and name not in added)
+            if any_of or name in takes or (name in interface.uses.updated and name not in added)
         }
         self.inputs = [
             each
