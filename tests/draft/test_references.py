@@ -219,15 +219,15 @@ def test_a_dtype_around_a_local_function_is_that_of_its_tensor():
     """The reference is called in float64."""
     kind, name, factor = torch.float16, "float16", 3
 
-    def expected(data):
+    def expected(ids, data):
         frames.append(sys._getframe())
         return (data * factor).to(kind).to(getattr(torch, name))
 
     frames: list = []
-    expected(torch.ones(4, dtype=torch.float16))
+    expected(torch.arange(4), torch.ones(4, dtype=torch.float16))
     found = Slicer(lambda _: True, lambda _: __name__).local_function(frames[0])
     assert found.arguments == {"factor": 3, "frames": frames}
     namespace: dict = {}
     exec(found.source.replace("frames.append", "str"), namespace)
-    made = namespace["reference"](torch.ones(4, dtype=torch.float64), 3, [])
+    made = namespace["reference"](None, torch.ones(4, dtype=torch.float64), 3, [])
     assert made.dtype == torch.float64

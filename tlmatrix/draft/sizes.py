@@ -110,7 +110,7 @@ def relate(
             beside = {size for (name, _), size in dims.items() if name == place[0]}
             known = {name: sizes for name, sizes in known.items() if name not in beside}
             # Of equal sizes, that of the same dimension of another tensor.
-            alike = {str(size): 0 for (_, dim), size in dims.items() if dim == place[1]}
+            alike = {size for (_, dim), size in dims.items() if dim == place[1]}
             known = {name: known[name] for name in sorted(known, key=lambda n: n not in alike)}
         known = known if tiles is None else {**scalars, **known}
         size: Size | None = 1 if {*column} == {1} else None

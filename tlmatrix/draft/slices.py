@@ -157,7 +157,9 @@ class Slicer:
         # References are called in other dtypes than the program.
         body = [s for s in body if not (isinstance(s, ast.Assert) and "dtype" in ast.unparse(s))]
         outside = _free(body) - {*inputs, *constants, *dir(builtins)}
-        given = (name for name in inputs if isinstance(frame.f_locals[name], torch.Tensor))
+        values = ((name, frame.f_locals[name]) for name in inputs)
+        tensors = ((n, e) for n, e in values if isinstance(e, torch.Tensor))
+        given = (name for name, each in tensors if each.is_floating_point())
         dtypes = {n: each for n, each in constants.items() if is_dtype(each)}
         first = next(given, "") if dtypes else ""
         constants = {n: each for n, each in constants.items() if not (first and n in dtypes)}
