@@ -69,7 +69,7 @@ def test_other_sizes_are_tried_if_they_may_change_what_is_found_in_time(
         finding = SimpleNamespace(check=check, title=title)
         return SimpleNamespace(status="failed", findings=[finding], seconds=seconds)
 
-    attempts = SimpleNamespace(case=case, limit=SimpleNamespace(left=40))
+    attempts = SimpleNamespace(case=case, limit=SimpleNamespace(left=30))
     recorded_case(replace(drafts(), recorded={"rows": 4096}), attempts)
     assert len(tried) == cases
     # The first ends with the time.

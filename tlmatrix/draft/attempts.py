@@ -115,7 +115,7 @@ class Attempts:
 def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
     """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
 
-    Checks use other sizes of the axes. None is tried that takes half of the time, as others took.
+    Checks use other sizes of the axes. None is tried that takes more time than is left, as others did.
 
     Raises:
         TimeoutError: the time ended before the case did.
@@ -123,7 +123,7 @@ def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
     rate = 0.0
     for values in recorded_sizes(draft):
         steps = math.prod(value for value in values.values() if type(value) is int and value > 0)
-        if rate and rate * steps > attempts.limit.left / 2:
+        if rate and rate * steps > attempts.limit.left:
             break
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
