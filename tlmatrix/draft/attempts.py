@@ -115,7 +115,7 @@ class Attempts:
 def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
     """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
 
-    Checks use other sizes of the axes. None is tried that takes more time than is left, as others did.
+    Checks use other sizes of the axes. None is tried that would take longer than is left.
 
     Raises:
         TimeoutError: the time ended before the case did.
