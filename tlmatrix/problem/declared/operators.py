@@ -307,7 +307,7 @@ def extremes_of(
         inputs: by name.
         axes: the other arguments of the reference.
     """
-    with torch.no_grad(), _Names() as names:
+    with _Names() as names:  # with gradients, which it may compute itself
         reference({name: tensor.clone() for name, tensor in inputs.items()}, axes)
     return 1 if names.any_of(_LARGEST) else -1 if names.any_of(_LEAST) else 0
 
