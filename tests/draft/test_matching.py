@@ -86,6 +86,13 @@ def spread(x, ids):
 def spread_reference(x, ids):
     return x[:4][ids.long()]
 
+def other_than_9(x, ids):
+    assert len(x) != 9
+    return x[ids.long()]
+
+def other_than_9_reference(x, ids):
+    return x[ids.long()]
+
 def bound(x, ids):
     return x[ids.long()]
 
@@ -184,3 +191,13 @@ def test_what_disagrees_where_integers_are_guesses_is_no_reference(drafts, tmp_p
     assert trial.draft.reference is None
     assert trial.refused.startswith("totals:bound_reference is no reference: no recorded case")
     assert not any(result.failed for result in trial.results), trial.lines
+
+
+def test_a_reference_is_kept_if_the_recorded_case_is_refused(drafts, tmp_path):
+    call = "f(torch.randn(9, 11), torch.arange(40).remainder(9).int())"
+    interface = drafts_for("totals:bound", call=call).interface
+    refused = drafts_for("totals:other_than_9", call=call.replace("9", "8"))
+    refused.interface = interface
+    trial = tried(refused, tmp_path / "o.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference.target == "totals:other_than_9_reference"
+    assert not trial.refused

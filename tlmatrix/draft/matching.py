@@ -64,10 +64,6 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
     none, and `lines` get a line.
     """
     guessed = any("between" in each for each in drafts().inputs.values())
-    if guessed and drafts.interface.calls:
-        # Where a function disagrees, such guesses may be why.
-        drafts.references = [replace(each, part=True) for each in drafts.references]
-        drafts.found = next(iter(drafts.references), None)
 
     def taken(own: Drafts, result: CaseResult, *why: str) -> CaseResult | None:
         lines.extend(why)
@@ -109,6 +105,11 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
                 own.adapted = (*own.adapted, partial(_with_demands_of, relaxed))
                 first = recorded_case(own(), attempts)
             return taken(own, first, *why)
+        if guessed and drafts.interface.calls and str(first.status) == "failed":
+            # Such guesses may be why it disagrees.
+            others = (each for each in drafts.references if each is not found)
+            drafts.references = [replace(found, part=True), *others]
+            own = own.changed(found=own.found and replace(own.found, part=True))
         if kept:
             drafts.found = own.found
         if raised(first, "reference", _RAISED):
