@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 _NO_REFERENCE = "is no reference"
 _LEFT_OUT = (
-    *("only the recorded sizes", "without gradients", "without sanitizers"),
-    *("does not judge", "drawn as recorded"),
+    "only the recorded sizes",
+    "without gradients",
+    "without sanitizers",
+    "does not judge",
+    "drawn as recorded",
 )
 
 
