@@ -17,8 +17,8 @@ from tlmatrix.draft.adopt import Job, Row, _jobs, _judged, _run_jobs, definition
 from tlmatrix.draft.calls import Call, Seen, write_call
 from tlmatrix.draft.manifest import Entry, examples
 from tlmatrix.draft.text import Draft
-from tlmatrix.draft.trial import Trial
 from tlmatrix.draft.uses import Uses
+from tlmatrix.draft.verdicts import Trial
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.run.result import CaseResult, Status
 

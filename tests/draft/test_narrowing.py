@@ -8,7 +8,8 @@ import pytest
 from tlmatrix.check.finding import Finding
 from tlmatrix.draft.narrowing import _explained, keep_recorded
 from tlmatrix.draft.sources import drafts_for
-from tlmatrix.draft.trial import Trial, tried
+from tlmatrix.draft.trial import tried
+from tlmatrix.draft.verdicts import Trial
 from tlmatrix.run.result import Status
 from tlmatrix.spec.loader import load_spec
 

@@ -32,8 +32,8 @@ def test_of_sizes_that_are_left_out_the_wrong_ones_are_named(drafts):
     # A size that passes is not why another value of another axis is wrong.
     assert not why_refused(draft, wrong, result(65, "", ""))
     # The draft has the dtype of one call.
-    other = result(64, "numeric", "y is int32, expected float32")
-    assert why_refused(draft, other) == "y is int32, expected float32"
+    words = "y is int32, expected float32, as inputs are; to declare it: …"
+    assert why_refused(draft, result(64, "numeric", words)) == words
     # A GPU refuses the launch.
     large = result(64, "sanitizers", "budget: the kernel needs 300000 bytes")
     assert why_refused(draft, large) == "budget: the kernel needs 300000 bytes"

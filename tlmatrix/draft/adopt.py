@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tlmatrix.draft.calls import Call
     from tlmatrix.draft.manifest import Entry
     from tlmatrix.draft.sources import Drafts
-    from tlmatrix.draft.trial import Trial
+    from tlmatrix.draft.verdicts import Trial
 
 _ORDER = ("findings", "errors", "judged", "incomplete", "not drafted")
 """The order of rows by status."""

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.conditions import holds
-from tlmatrix.draft.sizes import BATCH, COUNT
+from tlmatrix.draft.sizes import BATCH, COUNT, holds
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.verdicts import OTHER_RESULTS, broken, passes, relax
 from tlmatrix.spec.importing import make_importable

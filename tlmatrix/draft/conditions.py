@@ -9,9 +9,8 @@ from dataclasses import replace
 from itertools import islice, permutations, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.sizes import WORD
+from tlmatrix.draft.sizes import WORD, holds
 from tlmatrix.draft.verdicts import sizes_in, why_refused
-from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -147,11 +146,3 @@ def with_tied(draft: Draft, changes: Mapping[str, Any]) -> dict[str, Any]:
             if a in changes and b in draft.axes:
                 found.setdefault(b, changes[a])
     return found
-
-
-def holds(condition: str, values: Mapping[str, Any]) -> bool | None:
-    """Whether a condition holds; None if it divides by zero."""
-    try:
-        return bool(Expression(condition).evaluate(values))
-    except ExpressionError:
-        return None

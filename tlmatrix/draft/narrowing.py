@@ -11,12 +11,11 @@ from tlmatrix.draft.attempts import recorded_sizes
 from tlmatrix.draft.conditions import (
     conditions_of,
     distinguished,
-    holds,
     sizes_of,
     with_condition,
     with_tied,
 )
-from tlmatrix.draft.sizes import WORD
+from tlmatrix.draft.sizes import WORD, holds
 from tlmatrix.draft.verdicts import (
     VALUES,
     of_zeros,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.draft.attempts import Attempts
     from tlmatrix.draft.text import Draft
-    from tlmatrix.draft.trial import Trial
+    from tlmatrix.draft.verdicts import Trial
     from tlmatrix.run.result import CaseResult
 
 _ROUNDS = 4

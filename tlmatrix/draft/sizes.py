@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
@@ -209,3 +209,11 @@ def _telling(text: str, rows: Sequence[Mapping[str, int]]) -> bool:
             return False
     names = [name for name in rows[0] if name in re.findall(r"\w+", text)]
     return all(row[name] >= least for row in rows for name in names)
+
+
+def holds(condition: str, values: Mapping[str, Any]) -> bool | None:
+    """Whether a condition holds; None if it divides by zero."""
+    try:
+        return bool(Expression(condition).evaluate(values))
+    except ExpressionError:
+        return None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tlmatrix.draft.attempts import Attempts, Limit
 from tlmatrix.draft.matching import match_reference, untie
 from tlmatrix.draft.narrowing import keep_recorded, narrow, probe
-from tlmatrix.draft.text import Draft, write_spec
-from tlmatrix.draft.verdicts import NOT_REFUSED
+from tlmatrix.draft.text import write_spec
+from tlmatrix.draft.verdicts import NO_REFERENCE, Trial
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.issues import SpecError
@@ -24,47 +23,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.draft.sources import Drafts
     from tlmatrix.run.result import CaseResult
-
-_NO_REFERENCE = "is no reference"
-_LEFT_OUT = (
-    "only the recorded sizes",
-    "without gradients",
-    "without sanitizers",
-    "does not judge",
-    "drawn as recorded",
-)
-
-
-@dataclass
-class Trial:
-    """What trying a draft gave.
-
-    Attributes:
-        draft: the draft as narrowed; its spec is in the file.
-        results: of the cases of its last run.
-        lines: what to print.
-        error: why the spec could not run at all.
-    """
-
-    draft: Draft
-    results: list[CaseResult] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def wrong(self) -> str:
-        """The first line about values left out as wrong though nothing refuses them, or ""."""
-        return next((line.strip() for line in self.lines if NOT_REFUSED in line), "")
-
-    @property
-    def refused(self) -> str:
-        """The line that says why the reference that was found is none; or ""."""
-        return next((line.strip() for line in self.lines if _NO_REFERENCE in line), "")
-
-    @property
-    def left_out(self) -> str:
-        """The line that says what is not judged: sizes, gradients, buffers, accesses; or ""."""
-        return next((line.strip() for line in self.lines if line.strip().startswith(_LEFT_OUT)), "")
 
 
 def tried(
@@ -104,7 +62,7 @@ def tried(
         if drafts.found is not None and drafts.found.part:
             name = drafts.found.method or drafts.found.target
             why = attempts.why or "none ended in time"
-            trial.lines.append(f"  {name} {_NO_REFERENCE}: no recorded case passes: {why}")
+            trial.lines.append(f"  {name} {NO_REFERENCE}: no recorded case passes: {why}")
             drafts.found = next((each for each in drafts.references if not each.part), None)
         trial.draft = drafts()
         if not trial.draft.runs:
@@ -122,7 +80,7 @@ def tried(
                 left = limit.left
                 others = drafts.changed(found=None, references=())
                 again = tried(others, path, roots, tier=tier, prove=prove, seconds=left)
-                again.lines.insert(0, f"  {found.target} {_NO_REFERENCE}: {firsts[0].title}")
+                again.lines.insert(0, f"  {found.target} {NO_REFERENCE}: {firsts[0].title}")
                 return again
         keep_recorded(trial, recorded)
         write_spec(trial.draft, path)  # attempts wrote others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,13 +14,53 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
 
 NOT_REFUSED = "is not refused, and is wrong"
+NO_REFERENCE = "is no reference"
+_LEFT_OUT = (
+    "only the recorded sizes",
+    "without gradients",
+    "without sanitizers",
+    "does not judge",
+    "drawn as recorded",
+)
 RETURNED = re.compile(r"returned (\d+) (tensors|results)")
 OTHER_RESULTS = re.compile(rf"{RETURNED.pattern}|has shape ")
-_OTHER_DTYPE = re.compile(r" is \w+, expected \w+$")
+_OTHER_DTYPE = re.compile(r" is \w+, expected \w+(,|$)")
 _REFUSALS = ("entry", "reference", "problem", "spec")
 """Checks of what is no result."""
 VALUES = ("numeric", "gradients", *_REFUSALS)
 """Checks that tell whether a reference agrees."""
+
+
+@dataclass
+class Trial:
+    """What trying a draft gave.
+
+    Attributes:
+        draft: the draft as narrowed; its spec is in the file.
+        results: of the cases of its last run.
+        lines: what to print.
+        error: why the spec could not run at all.
+    """
+
+    draft: Draft
+    results: list[CaseResult] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def wrong(self) -> str:
+        """The first line about values left out as wrong though nothing refuses them, or ""."""
+        return next((line.strip() for line in self.lines if NOT_REFUSED in line), "")
+
+    @property
+    def refused(self) -> str:
+        """The line that says why the reference that was found is none; or ""."""
+        return next((line.strip() for line in self.lines if NO_REFERENCE in line), "")
+
+    @property
+    def left_out(self) -> str:
+        """The line that says what is not judged: sizes, gradients, buffers, accesses; or ""."""
+        return next((line.strip() for line in self.lines if line.strip().startswith(_LEFT_OUT)), "")
 
 
 def passes(result: CaseResult) -> bool:
