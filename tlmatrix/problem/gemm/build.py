@@ -198,11 +198,17 @@ class Gemm:
             for each in self.operand_dtypes
         )
         share = truncation(self.setting.k) if narrow else 0.0
-        return self._product(lambda x: x, torch.float64).abs() * share
+        return self._exact_product.abs() * share
+
+    @cached_property
+    def _exact_product(self) -> torch.Tensor:
+        """The product in float64, before `c` is added."""
+        return self._product(lambda x: x, torch.float64)
 
     @cached_property
     def _exact(self) -> torch.Tensor:
-        return self._sum(lambda x: x)
+        product = self._exact_product
+        return product if self.c is None else product + self.c.to(torch.float64)
 
     @cached_property
     def _low(self) -> torch.Tensor:
@@ -355,7 +361,7 @@ def _addend_opposed(case: Gemm) -> Iterator[Relation]:
     """
     if case.c is None or not case.c.is_floating_point() or case._shares:  # noqa: SLF001
         return
-    c = -case._product(lambda x: x, torch.float64).to(case.c.dtype)  # noqa: SLF001
+    c = -case._exact_product.to(case.c.dtype)  # noqa: SLF001
     if not c.numel() or not bool(c.isfinite().all()):
         return
     yield Relation(

@@ -137,7 +137,7 @@ _PROBLEM_SCHEMA = {
 }
 _VALUE_SCHEMA = {"type": ["string", "number", "boolean", "null", "array", "object"]}
 _NUMBER_SCHEMA = WithJsonSchema({"type": ["integer", "string"]})
-_AS_TEXT = PlainSerializer(lambda value: value if isinstance(value, int) else str(value))
+_AS_TEXT = PlainSerializer(lambda value: value if isinstance(value, int | float) else str(value))
 
 ExpressionText = Annotated[
     Expression,
@@ -154,7 +154,7 @@ Size = Annotated[Expression | int, PlainValidator(_to_shape), _AS_TEXT, _NUMBER_
 Bound = Annotated[
     Expression | int | float,
     PlainValidator(_to_bound),
-    PlainSerializer(lambda value: value if isinstance(value, int | float) else str(value)),
+    _AS_TEXT,
     WithJsonSchema({"type": ["number", "string"]}),
 ]
 TileSize = Annotated[Expression | int, PlainValidator(_to_tile), _AS_TEXT, _NUMBER_SCHEMA]
