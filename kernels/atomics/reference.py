@@ -31,6 +31,7 @@ def cells_after(
     """Reference of `atomic_cells`, for any order of its operations.
 
     `add` rounds to the dtype of x after each operation: a bfloat16 cell of 256 stays 256.
+    Cells of a floating dtype start at integers from 0.
     """
     cells, nothing = start.clone(), x.new_empty(0)
     count, operands = len(start), [x[cell :: len(start)] for cell in range(len(start))]
@@ -40,13 +41,13 @@ def cells_after(
     if operation == "store":
         cells[:touched] = x[:touched]
         return cells, nothing
-    found = []
+    found = [nothing]
     for cell in range(touched):
         mine = operands[cell]
         if operation == "add":
-            for _ in mine:
-                found.append(cells[cell].clone())
-                cells[cell] += 1
+            values = _after_ones(start[cell], len(mine))
+            found.append(values[:-1])
+            cells[cell] = values[-1]
         elif operation == "max":
             cells[cell] = torch.maximum(cells[cell], mine.max())
         elif operation == "min":
@@ -58,4 +59,15 @@ def cells_after(
         return cells, nothing
     if operation != "add":
         return cells, start[:touched].clone()
-    return cells, torch.stack(found) if found else nothing
+    return cells, torch.cat(found)
+
+
+def _after_ones(start: torch.Tensor, count: int) -> torch.Tensor:
+    """A cell after each of 0 to `count` additions of one, [count + 1].
+
+    A floating dtype has all integers up to 2 / eps; one more than that rounds back to it.
+    """
+    values = start.double() + torch.arange(count + 1, device=start.device)
+    if start.is_floating_point():
+        values = values.clamp(max=max(start.item(), 2 / torch.finfo(start.dtype).eps))
+    return values.to(start.dtype)

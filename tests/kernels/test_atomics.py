@@ -50,3 +50,11 @@ def test_bfloat16_count_saturates_like_the_reference(count):
     assert exact.item() == count + 1
     with interpret():
         assert torch.equal(atomic_cells(x, start, operation="add", previous=False)[0], cells)
+
+
+def test_the_reference_adds_a_million_ones_at_once():
+    x, start = torch.ones(2**20, dtype=torch.int32), torch.tensor([5, 0, 0], dtype=torch.int32)
+    cells, found = cells_after(x, start, previous=True)
+    assert cells.tolist() == [5 + 349526, 349525, 349525]
+    assert found[:3].tolist() == [5, 6, 7]
+    assert found[349526:349529].tolist() == [0, 1, 2]
