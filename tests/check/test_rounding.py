@@ -161,6 +161,17 @@ def test_deltas_that_all_rows_of_dk_share_are_no_systematic_error():
     assert biases({"dk": dk}, bounds), "the information is what prevents the report"
 
 
+def test_a_delta_that_rows_of_one_sequence_share_is_no_systematic_error():
+    """One of three sequences has one query; in the others many deltas are shared by few rows."""
+    lengths = {"q": [191, 1, 191], "k": [204, 214, 204]}
+    problem = attention(groups=1, kv_heads=1, seqlens=lengths, causal=False)
+    q, keys = problem.inputs["q"].double()[191, 0], slice(204, 418)
+    p = (problem.inputs["k"].double()[keys, 0] @ q * 32**-0.5).softmax(0)
+    dk = problem.reference()["dk"].clone()
+    dk[keys, 0] -= torch.outer(p * 3 * 2.0**-8 * 32**-0.5, q)
+    assert not faults(problem, {"dk": dk.to(torch.bfloat16)})
+
+
 # Truncated results --------------------------------------------------------------------------------
 
 

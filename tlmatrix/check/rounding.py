@@ -60,7 +60,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -145,16 +144,18 @@ class _Bias:
         )
 
     def _mean(self, what: str, weight: torch.Tensor) -> Deviation | None:
-        groups = list(self._sums(self._error * weight))
-        shared = self._shared
-        significant = [sums.abs() > _SIGMAS * (squares * shared).sqrt() for sums, squares in groups]
-        if not any(bool(each.any()) for each in significant):
-            return None
-        equal = self._squares_of_equal(self._error * weight)
-        significant = [
-            mask & (sums.abs() > _SIGMAS * squares.sqrt())
-            for (sums, _), squares, mask in zip(groups, equal, significant, strict=True)
-        ]
+        values = self._error * weight
+        groups = list(self._sums(values))
+        significant = [sums.abs() > _SIGMAS * squares.sqrt() for sums, squares in groups]
+        for squares_of in (self._squares_of_shared, self._squares_of_equal):
+            if not any(bool(each.any()) for each in significant):
+                return None
+            significant = [
+                mask & (sums.abs() > _SIGMAS * squares.sqrt())
+                for (sums, _), squares, mask in zip(
+                    groups, squares_of(values), significant, strict=True
+                )
+            ]
         limits = self._limits(weight)
         for (sums, _), mask, (size, limit) in zip(groups, significant, limits, strict=True):
             ratio = torch.where(mask, sums.abs() / limit, 0.0)
@@ -169,15 +170,27 @@ class _Bias:
         return moved.reshape(moved.shape[: self._heads].numel(), -1, moved.shape[-1])
 
     def _sums(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The sum and the sum of squares of independent values: of all, heads, and columns.
-
-        Overwrites the values.
-        """
+        """The sum and the sum of squares of independent values: of all, heads, and columns."""
         rows = values if self._info.independent_errors == "elements" else values.sum(2, True)
         sums, squares = rows.sum((1, 2), True), rows.square().sum((1, 2), True)
         yield sums.sum(0, True), squares.sum(0, True)
         yield sums, squares
-        yield values.sum(1, True), values.square_().sum(1, True)
+        yield values.sum(1, True), values.square().sum(1, True)
+
+    def _squares_of_shared(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The sums of squares as by `_sums`, where several rows of a region share one error.
+
+        A sum of n errors that r rows each share has r times the squares of n r independent ones.
+        """
+        if self._info.independent is None:
+            yield from (squares for _, squares in self._sums(values))
+            return
+        regions = self._bounds.regions(self._name)
+        rows = regions.rows(torch.ones_like(self._reference))
+        errors = regions.largest(self._info.independent().double().expand(self._reference.shape))
+        sharing = regions.spread(rows / torch.minimum(rows, errors).clamp_min(1))
+        sharing = self._arranged(sharing.expand(self._reference.shape))
+        yield from (squares for _, squares in self._sums(values * sharing.sqrt()))
 
     def _squares_of_equal(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
         """The sums of squares as by `_sums`, with values of equal references added up before."""
@@ -201,16 +214,6 @@ class _Bias:
         ):
             rounding = size * (_ROUNDOFFS * self._info.roundoff)
             yield size, torch.maximum(rounding, factor * lows.abs()) + room
-
-    @cached_property
-    def _shared(self) -> float:
-        """How many rows share one rounding error, on average; 1 if none do."""
-        if self._info.independent is None:
-            return 1.0
-        regions = self._bounds.regions(self._name)
-        rows = regions.rows(torch.ones_like(self._reference))
-        shared = self._info.independent().double().expand(self._reference.shape)
-        return float(rows.sum() / torch.minimum(rows, regions.largest(shared)).sum())
 
     def _described(self, what: str, ratio: torch.Tensor, relative: torch.Tensor) -> Deviation:
         worst = int(ratio.argmax())
