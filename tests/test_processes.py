@@ -1,4 +1,4 @@
-"""Forks of this process."""
+"""Forks of this process, and the daemon of a shared CUDA context."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tlmatrix.processes import Fork, ForkError, in_fork
+from tlmatrix.processes import Fork, ForkError, in_fork, shared_context
 
 
 def test_the_result_of_a_fork_is_returned():
@@ -63,3 +63,13 @@ def test_calls_share_a_fork_until_it_ends():
     for process in (first, second):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+@pytest.mark.parametrize(
+    ("pid", "runs"), [(os.getpid(), True), (2**22 + 1, False), ("", False), (None, False)]
+)
+def test_a_context_is_shared_while_the_daemon_of_mps_runs(pid, runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if pid is not None:
+        (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{pid}")
+    assert shared_context.__wrapped__() is runs

@@ -1,4 +1,4 @@
-"""The processes around this one: a launcher such as torchrun, its parent, and forks of it.
+"""The processes around this one: a launcher such as torchrun, its parent, forks, NVIDIA's MPS.
 
 A launcher starts the same command on every rank. tlmatrix starts the processes of ranks itself,
 because every case has its own number of ranks. So rank 0 of a launcher runs all cases, and its
@@ -16,7 +16,8 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -62,6 +63,22 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 _PDEATHSIG = 1
 """PR_SET_PDEATHSIG of Linux."""
+
+
+@cache
+def shared_context() -> bool:
+    """Whether NVIDIA's MPS runs, which gives the processes on a GPU one context.
+
+    Without it their contexts take turns, and each small operation waits for all other processes.
+    """
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # noqa: S108 - its default
+    try:
+        os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), 0)
+    except PermissionError:
+        return True  # of another user
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def end_with(process: int) -> None:

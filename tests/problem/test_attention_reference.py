@@ -7,6 +7,7 @@ import torch
 from problem_cases import CPU, by_sdpa, dense, heads_first, make_problem, make_spec, packed
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tlmatrix.problem import attention
 from tlmatrix.problem.attention import AttentionFamily, build, reference
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.attention.inputs import generate_operands
@@ -132,6 +133,13 @@ def test_values_are_computed_on_the_cpu_and_then_moved(distribution):
 
 def test_large_problems_stay_on_the_device():
     values = packed([5000] * 3, kv_heads=8, head_dim=128)
+    assert make_host_problem(values) is None
+
+
+def test_fewer_problems_are_on_the_host_where_processes_share_a_context(monkeypatch):
+    values = packed([300] * 3, kv_heads=1, head_dim=64)
+    assert make_host_problem(values) is not None
+    monkeypatch.setattr(attention, "shared_context", lambda: True)
     assert make_host_problem(values) is None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tlmatrix.problem.attention.axes import CACHE_LAYOUTS, NAMES, Setting, sink_kind
 from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL
 from tlmatrix.problem.family import BuiltInFamily, CaseSetup
+from tlmatrix.processes import shared_context
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-_HOST_ELEMENTS = 2**22
+_HOST_ELEMENTS, _HOST_ELEMENTS_SHARED = 2**22, 2**16
 """Elements of q, k, v and out up to which checks are faster on the CPU than on a GPU, where each
-of their many small operations is a launch."""
+of their many small operations is a launch: where contexts take turns, and with a shared one."""
 
 
 class AttentionFamily(BuiltInFamily[Setting]):
@@ -76,7 +77,8 @@ class AttentionFamily(BuiltInFamily[Setting]):
         from tlmatrix.problem.attention.build import elements
 
         setting = Setting.of(values)
-        if elements(setting) > _HOST_ELEMENTS:
+        most = _HOST_ELEMENTS_SHARED if shared_context() else _HOST_ELEMENTS
+        if elements(setting) > most:
             return None
         return self.build(CaseSetup(spec, values, seed, torch.device("cpu"), device), setting)
 
