@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -74,11 +73,17 @@ class Comparison:
         before: the earlier run.
         after: the later run.
         grown: an error ratio counts as grown if it is this many times as large.
-        slower: a case counts as slower if it takes this many times as long on the same backend.
+        slower: a case counts as slower if it takes this many times as long on the same backend;
+            None: times are not compared.
     """
 
     def __init__(
-        self, before: RunRecords, after: RunRecords, *, grown: float = 2.0, slower: float = 1.5
+        self,
+        before: RunRecords,
+        after: RunRecords,
+        *,
+        grown: float = 2.0,
+        slower: float | None = 1.5,
     ) -> None:
         old = {(result.path, result.case): result for result in before.results}
         new = {(result.path, result.case): result for result in after.results}
@@ -93,7 +98,9 @@ class Comparison:
         self.unjudged = [c for c in common if _passed(c.before) and c.after.status in _UNJUDGED]
         self.still = sum(c.before.failed and c.after.failed for c in common)
         self.grown = sorted((c for c in common if c.grown(grown)), key=lambda c: -c.growth)
-        self.slower = sorted((c for c in common if c.slower(slower)), key=lambda c: -c.delay)
+        self.timed = slower is not None
+        late = [c for c in common if slower is not None and c.slower(slower)]
+        self.slower = sorted(late, key=lambda c: -c.delay)
         known = {(r.path, cause_of(r)) for r in before.results if r.failed}
         self.new_faults: list[Group] = [
             group
@@ -146,8 +153,9 @@ def comparison_lines(found: Comparison, most: int = 20) -> Iterator[str]:
     yield ""
     yield (
         f"{len(found.failing) + len(found.failing_added):,} newly failing, {len(found.fixed):,} "
-        f"fixed, {found.still:,} still failing, {len(found.grown):,} with a larger error ratio, "
-        f"{len(found.slower):,} slower"
+        f"fixed, {found.still:,} still failing, {len(found.grown):,} with a larger error ratio"
+        + f", {len(found.slower):,} slower"
+        * found.timed
     )
 
 
@@ -184,7 +192,6 @@ Fact = dict[str, Any]
 
 _FIGURES = ("registers", "spills", "shared_memory", "ptx")
 _COMPARED = (*_FIGURES, "stack", "tensor_memory", "barriers", "threads", "instructions", "error")
-_SLOWER = {"cuda": 1.5}
 
 
 @dataclass(frozen=True)
@@ -234,8 +241,8 @@ class Upgrade:
     def __init__(self, old: Side, new: Side) -> None:
         self.sides = (old, new)
         self.compared = {
-            # Without a GPU, times are those of the interpreter and of compilers.
-            name: Comparison(old.runs[name], new.runs[name], slower=_SLOWER.get(name, math.inf))
+            # Times of cases are those of compilers and checks; `bench` times kernels.
+            name: Comparison(old.runs[name], new.runs[name], slower=None)
             for name in old.runs
             if name in new.runs
         }
