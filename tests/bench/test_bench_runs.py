@@ -166,10 +166,10 @@ class Bench:
             calls = sys.modules[self.project.module].calls
             calls.clear()
             call()
-            who = calls[0] if calls else "backward"
-            self.calls.append(who)
-            seen[who] += 1
-            return Timing(self.times(who, seen[who]), 0.02)
+            name = calls[0] if calls else "backward"
+            self.calls.append(name)
+            seen[name] += 1
+            return Timing(self.times(name, seen[name]), 0.02)
 
         hardware = {"gpu": self.gpu, "driver": "580.1"}
         return Machine(Gpu(), clock, hardware, roof_of(self.gpu), lambda: {"sm_mhz": 1980.0})
@@ -186,7 +186,7 @@ def _flat(text: str) -> str:
 
 def test_faster_entry_is_reported_with_its_interval(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:slow]")
-    bench.times = lambda who, n: (1.2 if who == "slow" else 1.0) + 0.001 * (n % 3)
+    bench.times = lambda name, n: (1.2 if name == "slow" else 1.0) + 0.001 * (n % 3)
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert outcome.code == 0, outcome.out
     assert "slow 1.2010 " in _flat(outcome.out)
@@ -208,7 +208,7 @@ def test_the_verdict_is_where_the_whole_interval_lies(
     bench: Bench, mine: Callable[[int], float], verdict: str
 ) -> None:
     bench.spec("fast", "[MODULE:slow]")
-    bench.times = lambda who, n: mine(n) if who == "fast" else 1.0
+    bench.times = lambda name, n: mine(n) if name == "fast" else 1.0
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     (line,) = [line for line in outcome.out.splitlines() if " slow " in line][:1]
     assert line.split()[-1] == verdict, outcome.out
@@ -224,7 +224,7 @@ def test_common_drift_does_not_change_the_verdict(bench: Bench) -> None:
 def test_implementations_alternate_and_rotate_the_start(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:slow, MODULE:tuned]")
     bench.run("tanh.yaml", "-k", "rows=1000", "--seconds", "0.01")
-    forward = [who for who in bench.calls if who != "backward"][9:]  # after the warm-up
+    forward = [name for name in bench.calls if name != "backward"][9:]  # after the warm-up
     rounds = [forward[at : at + 3] for at in range(0, len(forward), 3)]
     assert len(rounds) == 20
     assert all(len(set(each)) == 3 for each in rounds)
@@ -317,7 +317,7 @@ def test_against_an_earlier_file_each_case_has_a_verdict(
 ) -> None:
     bench.spec("fast")
     bench.run("tanh.yaml", "--output", "old.json")
-    bench.times = lambda who, _n: now if who == "fast" else 1.0
+    bench.times = lambda name, _n: now if name == "fast" else 1.0
     outcome = bench.run("tanh.yaml", "--against", "old.json", "--output", "new.json")
     assert outcome.code == code, outcome.out
     told = [line.split() for line in outcome.out.splitlines() if "entry before" in line]
@@ -387,7 +387,7 @@ def test_a_case_can_be_given_in_place_of_the_specs(bench: Bench) -> None:
 def test_sweep_ranks_configurations_and_names_the_best(bench: Bench) -> None:
     bench.spec("tuned", configs="{block: [32, 64], stages: [1, 2, 3]}")
     speed = {"tuned 32 2": 0.8, "tuned 64 2": 0.9, "tuned 64 1": 1.0, "tuned 32 1": 1.1}
-    bench.times = lambda who, _n: speed.get(who, 1.0)
+    bench.times = lambda name, _n: speed.get(name, 1.0)
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
     ranked = re.findall(r"(block=\d+,stages=\d) +[\d.]+ ", outcome.out.partition("backward")[0])
     assert ranked == [
@@ -410,7 +410,7 @@ def test_sweep_over_an_unknown_parameter_is_an_error(bench: Bench) -> None:
 
 def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench: Bench) -> None:
     bench.spec("tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128}]}")
-    bench.times = lambda who, _n: 0.5 if who == "tiled 32 2" else 1.0
+    bench.times = lambda name, _n: 0.5 if name == "tiled 32 2" else 1.0
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep", "--output", "out.json")
     assert "on NVIDIA H200: tiles: {block: 32, stages: 2}" in _flat(outcome.out), outcome.out
     (case,) = read_bench(bench.output).cases

@@ -1,4 +1,4 @@
-"""Which definitions of the kernels an entry reaches: what a change can affect, and so who tests it.
+"""Which definitions of the kernels an entry reaches: what a change affects, and its tests.
 
 Read from the source, by names: a definition (a function, class or constant of a module) reaches
 the definitions that it names, in its own module and in those it imports from, and so on. A module

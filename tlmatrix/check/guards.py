@@ -351,7 +351,7 @@ def _shared_input(name: str, result: str) -> Finding:
         title=f"the result {result} is in the memory of the input {name}",
         tensor=result,
         pattern="shared with an input",
-        hint="return a copy: who writes to one changes the other; if that is intended, "
+        hint="return a copy: a write to one changes the other; if that is intended, "
         f"`call: [{{inout: {name}, output: {result}}}]` says so",
     )
 

@@ -105,14 +105,14 @@ class Party:
         file: the Python file of the access.
         line: its line.
         action: what it did: "read", "write", "atomic".
-        who: what made the access, other than the block: "rank 1, stream 2", "threads 0..127".
+        by: what made the access, other than the block: "rank 1, stream 2", "threads 0..127".
     """
 
     block: tuple[int, ...] | None
     file: str
     line: int
     action: str
-    who: str = ""
+    by: str = ""
 
     def __str__(self) -> str:
         return f"{self.access} at {self.file}:{self.line}"
@@ -122,7 +122,7 @@ class Party:
         """The access without its line: `a read by threads 0..127, block (0,)`."""
         action = "an atomic update" if self.action == "atomic" else f"a {self.action}"
         block = f"block {self.block}" if self.block is not None else ""
-        by = ", ".join(filter(None, (self.who, block)))
+        by = ", ".join(filter(None, (self.by, block)))
         return f"{action} by {by}" if by else action
 
 

@@ -113,7 +113,7 @@ def test_a_flag_set_too_weakly_is_no_signal(function, words):
     found = reports(sent(function=function))
     told = [r for r in found if r.kernel == "take" and r.buffer == "x"]
     assert told
-    assert told[0].other.who == "rank 0, stream default"
+    assert told[0].other.by == "rank 0, stream default"
     import re
 
     assert re.search(words, told[0].message)

@@ -441,4 +441,4 @@ def test_a_store_that_may_still_read_names_its_wait(wait):
             "issued by threads 0..127 reads it"
         )
         assert report.hint == "wait until the TMA store has read its source: T.tma_store_wait()"
-        assert report.other.who == "the TMA store issued by threads 0..127"
+        assert report.other.by == "the TMA store issued by threads 0..127"

@@ -22,7 +22,7 @@ def _rank(program, rank, world, store, results):
         results.put((rank, [t.detach().numpy() for t in found], None))
         dist.barrier()
         dist.destroy_process_group()
-    except Exception:  # noqa: BLE001 - told to the one who waits
+    except Exception:  # noqa: BLE001 - raised in the process that waits
         results.put((rank, None, traceback.format_exc()))
 
 

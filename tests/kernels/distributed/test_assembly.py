@@ -1,4 +1,4 @@
-"""What TileLang makes of kernels with flags on Hopper: where threads wait, and who raises flags."""
+"""TileLang's code of kernels with flags on Hopper: where threads wait, and which raise flags."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Contexts over several nodes: who is in which group, and who makes it."""
+"""Contexts over several nodes: which rank is in which group, and which makes it."""
 
 import pytest
 import torch.distributed as dist

@@ -238,7 +238,7 @@ def asserted(m: Machine, condition: Any, message: str, mask: Any, site: int) -> 
     if mask is not None:
         failed = failed & mask
     if failed.any():
-        by = findings.who(m, int(np.flatnonzero(failed)[0]))
+        by = findings.thread_name(m, int(np.flatnonzero(failed)[0]))
         text = f": {message}" if message else ""
         raise AssertionError(f"T.device_assert failed for {by}, at {m.site(site)}{text}")
 

@@ -50,7 +50,7 @@ def race(
         before, their, agent = shadow.site[unit], shadow.lane[unit], int(shadow.agent[unit])
     else:
         before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
-    mine = who(m, lane)
+    mine = thread_name(m, lane)
     within = view.memory.scope == "shared" or _in_block(m, shadow, unit, lane, other)
     asynchronous = other == "write" and agent >= m.noted.warps
     if asynchronous:
@@ -58,7 +58,7 @@ def race(
     elif their == lane:  # it accessed the unit after the access that the report is about
         theirs = "another thread"
     else:
-        theirs = who(m, int(their))
+        theirs = thread_name(m, int(their))
     party = Party(m.place(lane), *source_line(m.site(int(before))), other, theirs)
     place = element(m, view, unit)
     report(
@@ -98,7 +98,7 @@ def _in_block(m: Machine, shadow: Shadow, unit: int, lane: int, other: str) -> b
     return blocks is None or int(blocks[unit]) == int(m.noted.number[lane])
 
 
-def who(m: Machine, lane: int) -> str:
+def thread_name(m: Machine, lane: int) -> str:
     """A lane by its number in its block; negative for what is no thread, or several."""
     if lane < -1:
         return "several threads"
@@ -149,7 +149,7 @@ def _first_access(
         return
     lane = int(np.flatnonzero(bad)[0])
     place = (int(index[lane]),)
-    message = message.format(f"{element_name(view.name, place)} by {who(m, lane)}")
+    message = message.format(f"{element_name(view.name, place)} by {thread_name(m, lane)}")
     report(m, sanitizer, view.name, place, lane, site, message, int(bad.sum()))
 
 
@@ -184,7 +184,7 @@ def finish(m: Machine) -> None:
     if len(blocks):
         lane = int(blocks[0]) * m.threads + int(warps[0]) * WARP
         what = (
-            f"a bulk store of {who(m, lane)} may read shared memory after its block has "
+            f"a bulk store of {thread_name(m, lane)} may read shared memory after its block has "
             "ended: nothing waits for it"
         )
         report(m, "barriers", "", (), lane, 0, what, len(blocks))

@@ -372,7 +372,7 @@ class Machine:
             k = int(np.flatnonzero(late)[0])
             lane = int(np.flatnonzero(lanes & (self.block == blocks[k]))[0])
             name = f"mbarrier {numbers[k]}"
-            by = findings.who(self, lane)
+            by = findings.thread_name(self, lane)
             message = f"use of {name} by {by}, which nothing orders with its initialization"
             findings.report(self, "races", name, (), lane, site, message, int(late.sum()))
 
@@ -411,16 +411,16 @@ class Machine:
         if shadow is None or clocks is None:
             return
         units = races.rows_of(view, to)
-        who = np.broadcast_to(lanes[:, None], units.shape).ravel()
+        lane_of = np.broadcast_to(lanes[:, None], units.shape).ravel()
         flat = units.ravel()
         agent = np.broadcast_to((clocks.barriers + number)[:, None], units.shape).ravel()
         clock = np.broadcast_to(copied[:, None], units.shape).ravel()
         # A copy to bytes that are in use: of what the copying thread does not know.
-        late = ~shadow.after_reads(clocks, flat, who)
-        findings.late_races(self, view, flat, who, late, "write", site, "read")
-        late = ~shadow.after_write(clocks, flat, who) & ~shadow.unwritten(flat)
+        late = ~shadow.after_reads(clocks, flat, lane_of)
+        findings.late_races(self, view, flat, lane_of, late, "write", site, "read")
+        late = ~shadow.after_write(clocks, flat, lane_of) & ~shadow.unwritten(flat)
         late &= (shadow.agent[flat] != agent) | (shadow.clock[flat] != clock)
-        findings.late_races(self, view, flat, who, late, "write", site, "write")
+        findings.late_races(self, view, flat, lane_of, late, "write", site, "write")
         shadow.started(flat, agent, clock, site)
 
     def wait(self, number: Any, parity: Any, mask: Any, site: int) -> Generator[str, None, None]:

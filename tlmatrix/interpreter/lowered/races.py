@@ -49,11 +49,11 @@ def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, si
     if shadow is None or clocks is None:
         return
     units = rows_of(view, start)
-    who = np.broadcast_to(lanes[:, None], units.shape).ravel()
+    lane_of = np.broadcast_to(lanes[:, None], units.shape).ravel()
     flat = units.ravel()
-    check_read(m, view, flat, who, site)
-    _check_proxy(m, view, flat, who, site)
-    shadow.started_reading(flat, *m.units.running(unit, who), site)
+    check_read(m, view, flat, lane_of, site)
+    _check_proxy(m, view, flat, lane_of, site)
+    shadow.started_reading(flat, *m.units.running(unit, lane_of), site)
 
 
 def bulk_read(m: Machine, view: View, at: Array, lanes: Array, site: int) -> None:
@@ -61,9 +61,9 @@ def bulk_read(m: Machine, view: View, at: Array, lanes: Array, site: int) -> Non
     shadow, clocks = view.memory.shadow, m.clocks
     if shadow is not None and clocks is not None and len(at):
         units = units_of(view, at // view.itemsize)
-        who, flat = np.broadcast_to(lanes, units.shape).ravel(), units.ravel()
-        check_read(m, view, flat, who, site)
-        shadow.read(clocks, flat, who, site)
+        lane_of, flat = np.broadcast_to(lanes, units.shape).ravel(), units.ravel()
+        check_read(m, view, flat, lane_of, site)
+        shadow.read(clocks, flat, lane_of, site)
 
 
 def bulk_write(
@@ -150,9 +150,9 @@ def writes(
     shadow, clocks = _noted(m, view)
     units = units_of(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
-    flat, who = units.ravel(), spread.ravel()
-    after_write = shadow.after_write(clocks, flat, who, shadow.by_one_lane(flat))
-    after_reads = shadow.after_reads(clocks, flat, who)
+    flat, lane_of = units.ravel(), spread.ravel()
+    after_write = shadow.after_write(clocks, flat, lane_of, shadow.by_one_lane(flat))
+    after_reads = shadow.after_reads(clocks, flat, lane_of)
     if not (after_write.all() and after_reads.all()):
         # What changes nothing harms nothing: threads often store one value to one place.
         before, after = (np.ascontiguousarray(each) for each in (view.elements(places, width), raw))
@@ -161,11 +161,11 @@ def writes(
         changes = np.broadcast_to(changes, units.shape).ravel()
         for ordered, other in ((after_write, "write"), (after_reads, "read")):
             late = ~ordered & changes
-            findings.late_races(m, view, flat, who, late, "write", site, other)
+            findings.late_races(m, view, flat, lane_of, late, "write", site, other)
     if unit:
-        shadow.started(flat, *m.units.running(unit, who), site, who)
+        shadow.started(flat, *m.units.running(unit, lane_of), site, lane_of)
         return
-    several = shadow.wrote(clocks, flat, who, site)
+    several = shadow.wrote(clocks, flat, lane_of, site)
     if several.any():
         _written_together(m, view, lanes, view.all_places(places, width), raw, flat, site)
 
@@ -189,11 +189,11 @@ def _written_together(
     differ = same & (bits[1:] != bits[:-1])
     if differ.any():
         k = int(np.flatnonzero(differ)[0])
-        who = np.broadcast_to(lanes, where.shape).ravel()[order]
+        lane_of = np.broadcast_to(lanes, where.shape).ravel()[order]
         element = int(elements[k])
         unit = element * view.itemsize // shadow.size
-        shadow.lane[unit] = who[k]
-        findings.race(m, view, unit, int(who[k + 1]), "write", site, int(differ.sum()), "write")
+        shadow.lane[unit] = lane_of[k]
+        findings.race(m, view, unit, int(lane_of[k + 1]), "write", site, int(differ.sum()), "write")
     if same.any():
         spread = np.broadcast_to(lanes, (len(units) // len(lanes), len(lanes))).ravel()
         together = np.isin(units, units[shadow.lane[units] != spread])
@@ -211,9 +211,9 @@ def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: 
         return
     units = units_of(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
-    flat, who = units.ravel(), spread.ravel()
-    late = ~shadow.after_write(clocks, flat, who, changed=True) & (shadow.site[flat] >= 0)
-    findings.late_races(m, view, flat, who, late, "atomic", site, "write")
-    late = ~shadow.after_reads(clocks, flat, who) & (shadow.seen[flat] >= 0)
-    findings.late_races(m, view, flat, who, late, "atomic", site, "read")
-    shadow.wrote(clocks, flat, who, -site - 1)
+    flat, lane_of = units.ravel(), spread.ravel()
+    late = ~shadow.after_write(clocks, flat, lane_of, changed=True) & (shadow.site[flat] >= 0)
+    findings.late_races(m, view, flat, lane_of, late, "atomic", site, "write")
+    late = ~shadow.after_reads(clocks, flat, lane_of) & (shadow.seen[flat] >= 0)
+    findings.late_races(m, view, flat, lane_of, late, "atomic", site, "read")
+    shadow.wrote(clocks, flat, lane_of, -site - 1)

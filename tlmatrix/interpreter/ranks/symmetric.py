@@ -295,7 +295,7 @@ class _Signals:
         sent, meant = last_write(self.host.world, slot), self.pads[peer].rank
         if sent is not None and sent.rank != meant:
             raise SynchronizationError(
-                f"rank {self.host.number} takes a signal of rank {sent.rank} (set by {sent.who}, "
+                f"rank {self.host.number} takes a signal of rank {sent.rank} (set by {sent.by}, "
                 f"at {rendered(sent.place)}) for one of rank {meant}: all groups that meet over a "
                 "buffer share its signal pads, and each counts its own ranks "
                 "(https://github.com/pytorch/pytorch/issues/192581); give each group a buffer of "

@@ -19,7 +19,7 @@ from .agents import Agent, Clock, Request, Wait, join
 class Arrival:
     """An arrival at an mbarrier: the role or work, its line, and how many threads."""
 
-    who: str
+    by: str
     line: int
     threads: int
 
@@ -61,11 +61,11 @@ class Mbarrier:
         """Whether a wait for `parity` passes now."""
         return (self.phase & 1) != (parity & 1)
 
-    def arrive(self, threads: int, clock: Clock, who: str, line: int) -> bool:
+    def arrive(self, threads: int, clock: Clock, by: str, line: int) -> bool:
         """Arrive; returns False if more threads arrive than a phase takes."""
         join(self.gathered, clock)
         self.total += threads
-        self.arrivals.append(Arrival(who, line, threads))
+        self.arrivals.append(Arrival(by, line, threads))
         left = threads
         while left > 0:
             took = min(left, self.missing)

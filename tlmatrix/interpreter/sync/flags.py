@@ -48,7 +48,7 @@ class Write:
 
     Attributes:
         value: the value that it wrote.
-        who: the agent, as text.
+        by: the agent, as text.
         rank: its rank.
         place: its file and line.
         scope: "gpu" or "sys".
@@ -59,7 +59,7 @@ class Write:
     """
 
     value: int
-    who: str
+    by: str
     rank: int
     place: tuple[str, int]
     scope: str
@@ -298,9 +298,9 @@ class FlagWait(Request):
         last, lost = flag.last, flag.lost
         if last is None:
             return [f"it was never written{self._elsewhere()}"]
-        lines = [f"written last by {last.who}, with {last.value}, at {rendered(last.place)}"]
+        lines = [f"written last by {last.by}, with {last.value}, at {rendered(last.place)}"]
         if lost is not None:
-            lines.append(f"zeroed after that by {lost.who}, at {rendered(lost.place)}: {UNZEROED}")
+            lines.append(f"zeroed after that by {lost.by}, at {rendered(lost.place)}: {UNZEROED}")
         absent = [str(r.number) for r in world.ranks if r.number not in flag.by_rank]
         if absent and world.size > 1:
             lines.append(f"never written by rank{'s' * (len(absent) > 1)} {', '.join(absent)}")
@@ -331,7 +331,7 @@ class FlagWait(Request):
     def other(self) -> Party | None:
         """The last write."""
         last = last_write(self.world, self.pointer)
-        return None if last is None else Party(None, *last.place, "write", who=last.who)
+        return None if last is None else Party(None, *last.place, "write", by=last.by)
 
 
 @dataclass

@@ -103,18 +103,18 @@ class Block:
         """Make an allocation of mbarriers."""
         return Mbarriers(name, counts)
 
-    def arrive(self, bar: Mbarrier, threads: int, clock: Clock, who: str, line: int) -> None:
+    def arrive(self, bar: Mbarrier, threads: int, clock: Clock, by: str, line: int) -> None:
         """Arrive at an mbarrier.
 
         Raises:
             SynchronizationError: if more threads arrive than a phase takes.
         """
         before = bar.phase, bar.missing
-        if bar.arrive(threads, clock, who, line):
+        if bar.arrive(threads, clock, by, line):
             return
         bar.phase, bar.missing = before
         text = (
-            f"too many arrivals at {bar.label}: {threads} of {who} arrive while {bar.state()}, so "
+            f"too many arrivals at {bar.label}: {threads} of {by} arrive while {bar.state()}, so "
             "only bytes are missing"
         )
         self.launch.misused(self, bar, line, text)
@@ -153,7 +153,7 @@ class Block:
         launch = self.launch
         lines = [bar.state()]
         lines += [
-            f"arrived: {a.threads} of {a.who} at {rendered(located(launch, a.line))}"
+            f"arrived: {a.threads} of {a.by} at {rendered(located(launch, a.line))}"
             for a in bar.arrivals
         ]
         known = launch.arrivals.get(bar.label.split("[")[0], ())

@@ -43,7 +43,7 @@ class Access:
         what: the operation: "copy", "kernel gemm", "flag".
         scope: of a flag "gpu" or "sys"; empty for an access that is no flag's.
         rank: the rank.
-        who: the stream, as text.
+        by: the stream, as text.
         block: the block's index, of a block.
         launch: the number of its launch; 0 of a stream's own work.
         alone: the number of the set of it alone (`Races.own`); -1 until it is known.
@@ -57,7 +57,7 @@ class Access:
     what: str
     scope: str = ""
     rank: int = field(default=0, compare=False)
-    who: str = field(default="", compare=False)
+    by: str = field(default="", compare=False)
     block: tuple[int, ...] | None = field(default=None, compare=False)
     launch: int = field(default=0, compare=False)
     alone: int = field(default=-1, compare=False)
@@ -86,14 +86,14 @@ class Access:
 
     def __str__(self) -> str:
         if self.what == FREE:
-            return f"freed by {self.who}, which dropped it"
+            return f"freed by {self.by}, which dropped it"
         if self.what == ZERO:
-            return f"zeroed by {self.who}, as symmetric_memory.empty asked"
+            return f"zeroed by {self.by}, as symmetric_memory.empty asked"
         if self.what == "flag":
-            return f"{'read' if self.action == 'read' else 'set'} as a flag by {self.who}"
+            return f"{'read' if self.action == 'read' else 'set'} as a flag by {self.by}"
         actions = {"read": "read", "write": "written", "atomic": "updated atomically"}
         block = f", block {self.block}" if self.block is not None else ""
-        return f"{actions[self.action]} by {self.who} ({self.what}{block})"
+        return f"{actions[self.action]} by {self.by} ({self.what}{block})"
 
 
 class Races:
@@ -212,7 +212,7 @@ class Races:
             text += ", and nothing orders the two: let all ranks meet in between, and the host wait"
         else:
             text += f", and nothing orders the two{self._advice(old, new, agent)}"
-        party = Party(old.block, old.file, old.line, old.action, old.who)
+        party = Party(old.block, old.file, old.line, old.action, old.by)
         kernel = new.what.removeprefix("kernel ") if new.what.startswith("kernel ") else ""
         kernel = agent.kernel or kernel
         report = Report(
@@ -246,7 +246,7 @@ class Races:
             return ": both are flags, but ranks need the scope of the system (_sys) on both sides"
         if old.rank == new.rank:
             return (
-                f": {new.who} must wait for {old.who} (wait_stream, an event, or a flag that is "
+                f": {new.by} must wait for {old.by} (wait_stream, an event, or a flag that is "
                 "set behind the first and waited for before the second)"
             )
         if old.action == "read":

@@ -279,11 +279,11 @@ class Role(BlockAgent):
         if block.launch.watched:
             through = kind in _ASYNCHRONOUS_PROXY
             for name, write, dims, shape in accesses:
-                who, when = (writer, written) if write else (agent, time)
+                by, when = (writer, written) if write else (agent, time)
                 region = region_of(dims, shape)
                 unordered = name in block.launch.unordered and not write
                 access = RegionAccess(
-                    who, when, write, line, self.name, *region,
+                    by, when, write, line, self.name, *region,
                     asynchronous=through, kind=kind, unordered=unordered,
                 )  # fmt: skip
                 if unordered:

@@ -1,4 +1,4 @@
-"""Shadow memory of sanitized programs: which elements are written, and who accessed them last.
+"""Shadow memory of sanitized programs: which elements are written, and by which access last.
 
 A block's own buffers have a `LocalShadow`; global buffers a `GlobalShadow`, which compares accesses
 with those of other blocks.

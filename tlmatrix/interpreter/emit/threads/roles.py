@@ -1,4 +1,4 @@
-"""The threads of a block as warp roles: who runs what, and the functions of a block."""
+"""The threads of a block as warp roles: which threads run what, and the functions of a block."""
 
 from __future__ import annotations
 
