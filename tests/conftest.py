@@ -47,6 +47,24 @@ def preloaded():
         yield
 
 
+@pytest.fixture(scope="module")
+def code_folder(request, tmp_path_factory):
+    """A folder with the CODE of a module `test_x` as `x_code`, which its specs name."""
+    name = request.module.__name__.removeprefix("test_")
+    folder = tmp_path_factory.mktemp(name)
+    (folder / f"{name}_code.py").write_text(request.module.CODE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """Interprets cases."""
+    from tlmatrix.run.runner import Runner
+
+    with Runner("interpreter") as found:
+        yield found
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     """Workers begin a folder at different entries: each rewrites modules that the others read."""

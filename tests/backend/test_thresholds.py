@@ -4,12 +4,10 @@ import sys
 
 import pytest
 
+from spec_results import results_of
 from tlmatrix.backend.thresholds import lower_thresholds, thresholds_of
 from tlmatrix.run import Status
 from tlmatrix.run import harness as harness_module
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 CODE = """
 import torch
@@ -159,8 +157,7 @@ def test_libraries_are_not_read():
 )
 def test_the_path_for_large_sizes_is_taken(entry, title, modules, monkeypatch):
     monkeypatch.setattr(harness_module, "_LOWERED", 1)
-    spec = parse_spec(SPEC.format(entry=entry), modules / "tripled.yaml")
-    results = [Runner("interpreter").run(spec, case) for case in plan(spec).cases()]
+    results = results_of(SPEC.format(entry=entry), modules / "tripled.yaml")
     titles = [finding.title for each in results for finding in each.findings]
     if title is None:
         assert {each.status for each in results} == {Status.PASSED}

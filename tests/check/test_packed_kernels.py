@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.backend import backend_named
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import load_spec
+from spec_results import results_of
 
 OUTPUTS = {"rows": '["sum(seqlens)", 4]', "sequences": '["len(seqlens)", 4]'}
 SPEC = """\
@@ -33,10 +30,7 @@ def results(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
     def run(text, reruns="all"):
-        path = tmp_path / "packed.yaml"
-        path.write_text(text)
-        spec, runner = load_spec(path), Runner(backend_named("interpreter"))
-        return [runner.run(spec, case, reruns=reruns) for case in plan(spec).cases()]
+        return results_of(text, tmp_path / "packed.yaml", reruns=reruns)
 
     return run
 

@@ -3,10 +3,9 @@
 import pytest
 from packed_attention import attention
 
+from spec_results import findings_of
 from tlmatrix.check.registry import CHECKS, rotation_order
-from tlmatrix.matrix import expand
 from tlmatrix.problem.relations.propagation import with_propagation
-from tlmatrix.run.runner import Runner
 from tlmatrix.spec import parse_spec
 
 CODE = """
@@ -163,15 +162,9 @@ propagation: {propagation}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("propagation")
-    (folder / "propagation_code.py").write_text(CODE)
-
+def found(code_folder):
     def findings(text, more="propagation: exact", **names):
-        runner = Runner("interpreter")  # one for each text: it keeps entries by the path of a spec
-        spec = parse_spec(text.format(more=more, **names), folder / "special.yaml")
-        results = [runner.run(spec, case) for case in expand(spec).cases]
-        return [finding for result in results for finding in result.findings]
+        return findings_of(text.format(more=more, **names), code_folder / "special.yaml")
 
     return findings
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from tlmatrix.matrix import expand
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
+from spec_results import findings_of
 
 CODE = """
 import itertools
@@ -35,8 +33,8 @@ problem:
   inputs:
     x: {{shape: [rows, 8], dtype: float32, fill: zero_rows}}
   outputs: [y]
-  reference: signed_zeros:kept
-entry: signed_zeros:{entry}
+  reference: signed_zeros_code:kept
+entry: signed_zeros_code:{entry}
 returns: [y]
 axes: {{rows: [4, 7]}}
 {more}
@@ -44,21 +42,16 @@ axes: {{rows: [4, 7]}}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("signed_zeros")
-    (folder / "signed_zeros.py").write_text(CODE)
-
+def found(code_folder):
     def findings(entry, more=""):
-        runner = Runner("interpreter")  # one for each text: it keeps entries by the path of a spec
-        spec = parse_spec(TEXT.format(entry=entry, more=more), folder / "zeros.yaml")
-        results = [runner.run(spec, case) for case in expand(spec).cases]
-        return [finding for result in results for finding in result.findings]
+        text = TEXT.format(entry=entry, more=more)
+        return findings_of(text, code_folder / "zeros.yaml")
 
     return findings
 
 
 RELATION = "relations: [{{permute: rows, exact: {exact}}}]"
-AGREEMENT = "agree: [{{entry: 'signed_zeros:negative', exact: {exact}}}]"
+AGREEMENT = "agree: [{{entry: 'signed_zeros_code:negative', exact: {exact}}}]"
 
 
 @pytest.mark.parametrize("more", ["", "determinism: bitwise"])

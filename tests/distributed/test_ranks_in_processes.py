@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from spec_results import results_of
 from tlmatrix.backend import backend_named
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -34,9 +33,9 @@ def runner():
 
 
 def run(runner, entry, text=GEMM):
-    spec = parse_spec(text.replace("ENTRY", entry), HERE / f"{entry}.yaml")
-    (case,) = plan(spec).expansion
-    return runner.run(spec, case)
+    text = text.replace("ENTRY", entry)
+    (result,) = results_of(text, HERE / f"{entry}.yaml", runner=runner)
+    return result
 
 
 def test_an_entry_runs_on_all_ranks_and_its_results_are_put_together(runner):

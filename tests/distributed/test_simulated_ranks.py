@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.backend import backend_named
+from spec_results import results_of
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 HERE = Path(__file__).parent
 GEMM = """
@@ -36,17 +33,14 @@ axes:
 CONTEXT = "context: rank_entries:create_context\n"
 
 
-@pytest.fixture(scope="module")
-def runner():
-    found = Runner(backend_named("interpreter"))
-    yield found
-    found.close()
-
-
 def results(runner, text, entry, *, world=3, operation="all_gather"):
     text = text.replace("ENTRY", entry).replace("WORLD", str(world))
-    spec = parse_spec(text.replace("OPERATION", operation), HERE / f"{entry}.yaml")
-    return [runner.run(spec, case) for case in plan(spec).cases() if case.origin == "tier"]
+    text = text.replace("OPERATION", operation)
+    return results_of(text, HERE / f"{entry}.yaml", runner=runner, origins={"tier"})
+
+
+def invalid(runner, text, entry):
+    return results_of(text, HERE / f"{entry}.yaml", runner=runner, origins={"invalid"})
 
 
 def findings(runner, text, entry, **options):
@@ -142,9 +136,7 @@ def test_an_entry_that_writes_to_its_input_shard_is_a_finding(runner):
 def test_an_invalid_input_must_raise_on_every_rank(runner):
     for entry, status in (("refusing", Status.PASSED), ("all_gather_gemm", Status.FAILED)):
         text = GEMM.replace("ENTRY", entry).replace("WORLD", "3").replace("k: [12]", "k: [16]")
-        spec = parse_spec(text, HERE / f"{entry}.yaml")
-        (case,) = [case for case in plan(spec).cases() if case.origin == "invalid"]
-        assert runner.run(spec, case).status is status
+        assert [result.status for result in invalid(runner, text, entry)] == [status]
 
 
 def test_an_invalid_shard_length_must_raise(runner):
@@ -159,9 +151,7 @@ def test_an_invalid_shard_length_must_raise(runner):
     )
     for change, words, status in changes:
         text = f"invalid_inputs: {{'{words}': {{{change}}}}}\n"
-        spec = parse_spec(base + text, HERE / "refusing_rows.yaml")
-        (case,) = [case for case in plan(spec).cases() if case.origin == "invalid"]
-        result = runner.run(spec, case)
+        (result,) = invalid(runner, base + text, "refusing_rows")
         assert result.status is status, (change, result.findings, result.message)
 
 
@@ -169,18 +159,15 @@ def test_an_invalid_input_must_raise_after_a_valid_call_on_its_context(runner):
     base = GEMM.replace("WORLD", "2").partition("invalid_inputs:")[0] + CONTEXT
     base += "invalid_inputs: {'rows, got': [{a: {shape: [40, 12]}}, {a: {shape: [30, 12]}}]}\n"
     for entry, call in (("refusing_rows_once", "after a valid call"), ("refusing_rows", None)):
-        spec = parse_spec(base.replace("ENTRY", entry), HERE / f"{entry}.yaml")
-        for case in [each for each in plan(spec).cases() if each.origin == "invalid"]:
-            found = runner.run(spec, case).findings
-            assert [each.call for each in found] == ([call] if call else []), found
+        for result in invalid(runner, base.replace("ENTRY", entry), entry):
+            calls = [each.call for each in result.findings]
+            assert calls == ([call] if call else []), result.findings
 
 
 def test_an_invalid_tensor_is_not_copied_into_that_of_the_valid_call(runner):
     text = GEMM.replace("ENTRY", "refusing_meta").replace("WORLD", "2").partition("invalid_")[0]
     text += CONTEXT + "invalid_inputs: {a must be on the device of b: {a: {device: meta}}}\n"
-    spec = parse_spec(text, HERE / "refusing_meta.yaml")
-    (case,) = [each for each in plan(spec).cases() if each.origin == "invalid"]
-    assert runner.run(spec, case).findings == ()
+    assert [result.findings for result in invalid(runner, text, "refusing_meta")] == [()]
 
 
 def test_a_length_that_the_ranks_do_not_divide_is_a_spec_error(runner):

@@ -7,12 +7,10 @@ import pytest
 import torch
 from problem_cases import CPU, make_problem, make_spec
 
+from spec_results import findings_of
 from tlmatrix.problem import family_for
 from tlmatrix.problem.attention import relations
 from tlmatrix.problem.attention.axes import AxisError
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 LENGTHS = [17, 0, 40, 5]
 PAGED = {"layout": "paged", "page_size": 16}
@@ -394,9 +392,7 @@ def test_a_mask_that_is_left_out_lets_all_positions_through(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "masked_code", raising=False)
     (tmp_path / "masked_code.py").write_text(MASKED_CODE)
     monkeypatch.setattr(relations, "_OF_MASKS", 2)
-    spec = parse_spec(MASKED.replace("ENTRY", entry), tmp_path / "masked.yaml")
-    results = [Runner("interpreter").run(spec, case) for case in plan(spec).cases()]
-    found = [finding for result in results for finding in result.findings]
+    found = findings_of(MASKED.replace("ENTRY", entry), tmp_path / "masked.yaml")
     assert bool(found) == (left_out is not None), found
     for finding in found:
         assert finding.title.startswith("without_mask: out: ")

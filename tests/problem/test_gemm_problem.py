@@ -8,12 +8,10 @@ import pytest
 import torch
 from problem_cases import CPU, make_spec
 
+from spec_results import results_of
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, gemm_float8
 from tlmatrix.problem import family_for
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 from tlmatrix.spec.model.spec import Allowance
 
 FLAGS = {"transpose_a": [False, True], "transpose_b": [False, True]}
@@ -72,11 +70,9 @@ def twice(a, b, c):
 def test_a_product_that_is_rounded_before_the_addend_is_added(tmp_path, monkeypatch, entry):
     monkeypatch.delitem(sys.modules, "added_code", raising=False)
     (tmp_path / "added_code.py").write_text(_ADDED_CODE)
-    spec = parse_spec(_ADDED.replace("ENTRY", entry), tmp_path / "added.yaml")
-    for case in plan(spec).cases():
-        findings = Runner("interpreter").run(spec, case).findings
-        assert bool(findings) == (entry == "twice")
-        for finding in findings:
+    for result in results_of(_ADDED.replace("ENTRY", entry), tmp_path / "added.yaml"):
+        assert bool(result.findings) == (entry == "twice")
+        for finding in result.findings:
             assert finding.title.startswith("addend_opposed: c: ")
 
 

@@ -1,11 +1,8 @@
 """The architectures of a spec, each of which the interpreter traces cases for."""
 
-import sys
 from functools import partial
 from itertools import islice
 from pathlib import Path
-
-import pytest
 
 from tlmatrix.run import Status
 from tlmatrix.run import harness as harness_module
@@ -42,12 +39,9 @@ def doubled(x):
 
 
 def test_cases_are_traced_for_every_architecture_and_most_for_the_first(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
+    code_folder,
 ) -> None:
-    (tmp_path / "architectures_code.py").write_text(CODE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "architectures_code", raising=False)
-    spec = parse_spec(SPEC, path=tmp_path / "doubled.yaml")
+    spec = parse_spec(SPEC, path=code_folder / "doubled.yaml")
     cases = list(plan(spec, "quick").cases())
     with Runner("interpreter") as runner:
         results = [runner.run(spec, case) for case in cases]
@@ -59,12 +53,11 @@ def test_cases_are_traced_for_every_architecture_and_most_for_the_first(
         assert "interpreted as traced for sm_80" in str(each.findings[0].detail)
 
 
-def test_a_spec_with_fewer_checks_is_bound_on_its_own(tmp_path, monkeypatch) -> None:
-    (tmp_path / "architectures_code.py").write_text(CODE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "architectures_code", raising=False)
+def test_a_spec_with_fewer_checks_is_bound_on_its_own(code_folder) -> None:
     text = SPEC.replace("dtype: float32}", "dtype: float32, grad: true}")
-    spec = parse_spec(text.replace("[numeric]", "[numeric, gradients]"), tmp_path / "doubled.yaml")
+    spec = parse_spec(
+        text.replace("[numeric]", "[numeric, gradients]"), code_folder / "doubled.yaml"
+    )
     case = next(plan(spec, "quick").cases())
     with Runner("interpreter") as runner:
         for checks in (("numeric",), ("numeric", "gradients")):

@@ -221,19 +221,12 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("autograd_variants")
-    (folder / "autograd_variants_code.py").write_text(CODE)
-    return folder
-
-
 @pytest.fixture
-def run(folder, monkeypatch):
+def run(code_folder, monkeypatch):
     def run(entry, variant, text=SPEC, **names):
         chosen = VARIANTS.get(variant) if isinstance(variant, str) else variant
         monkeypatch.setattr(determinism, "pick_autograd_variant", lambda *_: chosen)
-        spec = parse_spec(text.format(entry=entry, **names), folder / "scaled.yaml")
+        spec = parse_spec(text.format(entry=entry, **names), code_folder / "scaled.yaml")
         return Runner("interpreter").run(spec, Case("scaled", {"rows": 4}))
 
     return run
@@ -272,11 +265,11 @@ def test_autograd_may_refuse_inputs_that_are_changed_before_the_backward_pass(ru
     assert run("saves", "changed").status is Status.PASSED
 
 
-def test_sums_of_pytorch_may_round_in_another_order(folder, monkeypatch):
+def test_sums_of_pytorch_may_round_in_another_order(code_folder, monkeypatch):
     """torch.sum adds in an order that depends on the strides of its argument."""
     monkeypatch.setattr(determinism, "pick_autograd_variant", lambda *_: VARIANTS["transposed"])
     text = SPEC.format(entry="summed").replace("w: {shape: [rows, 8]", "w: {shape: [8]")
-    spec = parse_spec(text.replace("rows: [4]", "rows: [999]"), folder / "scaled.yaml")
+    spec = parse_spec(text.replace("rows: [4]", "rows: [999]"), code_folder / "scaled.yaml")
     case = Case("scaled", {"rows": 999})
     assert Runner("interpreter").run(spec, case).status is Status.PASSED
     dy = torch.randn(999, 8)

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.backend import backend_named
+from spec_results import results_of
 from tlmatrix.backend.backends import InterpreterBackend, ProcessesBackend
 from tlmatrix.problem.model import CapturedRelation
 from tlmatrix.problem.relations import repeated
 from tlmatrix.run import Status
 from tlmatrix.run.other_calls import with_cuda_graph
 from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec
 
 HERE = Path(__file__).parent
@@ -34,18 +33,9 @@ axes:
 REFUSED = "{when: world == 1, otherwise: {raises: RuntimeError, message: cannot be captured}}"
 
 
-@pytest.fixture(scope="module")
-def runner():
-    found = Runner(backend_named("interpreter"))
-    yield found
-    found.close()
-
-
 def judged(runner, entry, graph="true"):
     text = TEXT.replace("ENTRY", entry).replace("GRAPH", graph)
-    spec = parse_spec(text, HERE / f"{entry}.yaml")
-    (case,) = plan(spec).cases()
-    made = runner.run(spec, case, reruns={"repeat"})
+    (made,) = results_of(text, HERE / f"{entry}.yaml", runner=runner, reruns={"repeat"})
     assert "cuda_graph" in made.relations or graph == "false"
     return made
 

@@ -15,8 +15,8 @@ name: turns
 problem:
   inputs: {x: {shape: [rows, 8], dtype: float32}}
   outputs: [y]
-  reference: turns_code:reference
-entry: turns_code:entry
+  reference: check_rotation_code:reference
+entry: check_rotation_code:entry
 returns: [y]
 axes: {rows: [1]}
 checks: [numeric, determinism, repeat]
@@ -37,12 +37,9 @@ known_bugs:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("turns")
-    (folder / "turns_code.py").write_text(CODE)
-
+def run(code_folder):
     def run(rows, relations="all", more=""):
-        spec = parse_spec(SPEC + more, folder / "turns.yaml")
+        spec = parse_spec(SPEC + more, code_folder / "turns.yaml")
         runner = Runner("interpreter")
         case = Case("turns", {"rows": rows}, origin="fuzz")
         return runner.run(spec, case, reruns=relations)

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from outside_project import command_line
+from spec_results import results_of
 from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import SpecError, load_spec, parse_spec
+from tlmatrix.spec import SpecError, parse_spec
 
 SPEC = """
 name: scaled
@@ -69,15 +69,11 @@ OF_DTYPE = "defaults: {dtype: \"'float16' if rows == 3 else 'float32'\"}"
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
-    (tmp_path / "defaults_code.py").write_text(CODE)
-
+def results(code_folder, monkeypatch):
     def results(entry, more, require="rows > 0"):
         monkeypatch.delitem(sys.modules, "defaults_code", raising=False)
         text = SPEC.format(entry=entry, more=more, require=require)
-        spec = parse_spec(text, tmp_path / "scaled.yaml")
-        runner = Runner("interpreter")
-        return [runner.run(spec, case) for case in plan(spec, "full").cases()]
+        return results_of(text, code_folder / "scaled.yaml", tier="full")
 
     return results
 
@@ -118,18 +114,14 @@ def test_equal_calls_that_differ_are_named_so(results):
     assert not any("without scale" in finding.title for finding in found)
 
 
-def test_unknown_names_are_errors(tmp_path):
-    (tmp_path / "defaults_code.py").write_text(CODE)
-    path = tmp_path / "scaled.yaml"
-    more = "defaults: {dtype: dtyp}"
-    path.write_text(SPEC.format(entry="right", more=more, require="rows > 0"))
+def test_unknown_names_are_errors(code_folder):
+    text = SPEC.format(entry="right", more="defaults: {dtype: dtyp}", require="rows > 0")
     with pytest.raises(SpecError, match=r"defaults: the problem has no 'dtyp'.*'dtype'"):
-        plan(load_spec(path))
+        plan(parse_spec(text, code_folder / "scaled.yaml"))
 
 
-def test_check_names_a_default_that_no_case_uses(tmp_path):
-    (tmp_path / "defaults_code.py").write_text(CODE)
-    path = tmp_path / "scaled.yaml"
+def test_check_names_a_default_that_no_case_uses(code_folder):
+    path = code_folder / "scaled.yaml"
     words = "no case uses the default of dtype of defaults_code:right, none: list it in the axis"
     for more, expected in (("", True), (OF_DTYPE, False)):
         path.write_text(SPEC.format(entry="right", more=more, require="rows > 0"))

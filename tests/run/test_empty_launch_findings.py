@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.backend import backend_named
+from spec_results import results_of
 from tlmatrix.report.text import describe_result
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import run_case
-from tlmatrix.spec import parse_spec
 
 HERE = Path(__file__).parent
 SPEC = """
@@ -25,9 +22,8 @@ FACTORY = "factory: emptied_kernels:doubled\ncall: [x, y]\nreturns: [y]\n"
 
 def run(binding, tokens, backend="interpreter"):
     text = SPEC.replace("TOKENS", str(tokens)) + binding
-    spec = parse_spec(text, HERE / "doubled.yaml")
-    (case,) = plan(spec).cases()
-    return run_case(spec, case, backend_named(backend))
+    (result,) = results_of(text, HERE / "doubled.yaml", runner=backend)
+    return result
 
 
 @pytest.mark.parametrize("binding", [FACTORY, "entry: emptied_kernels:unguarded\n"])

@@ -87,18 +87,11 @@ def named(x, y, out=None):
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("given_output")
-    (folder / "given_output_code.py").write_text(CODE)
-    return folder
-
-
 @pytest.fixture
-def run(folder):
+def run(code_folder):
     def run(entry, outputs="[z]", reference="reference"):
         text = SPEC.format(entry=entry, outputs=outputs, reference=reference)
-        spec = parse_spec(text, folder / "added.yaml")
+        spec = parse_spec(text, code_folder / "added.yaml")
         return Runner("interpreter").run(spec, Case("added", {"rows": 4}))
 
     return run

@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.backend import backend_named
+from spec_results import results_of
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 HERE = Path(__file__).parent
 TEXT = """
@@ -24,17 +21,10 @@ invalid_inputs:
 """
 
 
-@pytest.fixture(scope="module")
-def runner():
-    found = Runner(backend_named("interpreter"))
-    yield found
-    found.close()
-
-
 def refused(runner, entry, pages="[16, 32, 64]"):
-    spec = parse_spec(TEXT.replace("ENTRY", entry).replace("PAGES", pages), HERE / f"{entry}.yaml")
-    (case,) = (each for each in plan(spec).cases() if each.origin == "invalid")
-    return runner.run(spec, case)
+    text = TEXT.replace("ENTRY", entry).replace("PAGES", pages)
+    (result,) = results_of(text, HERE / f"{entry}.yaml", runner=runner, origins={"invalid"})
+    return result
 
 
 def test_an_entry_that_accepts_what_it_offers_passes(runner):
@@ -95,13 +85,7 @@ def judged(text, entry, **words):
     """The results of the invalid inputs of a spec, in a runner of their own."""
     for name, word in {"ENTRY": entry, **words}.items():
         text = text.replace(name, word)
-    spec = parse_spec(text, HERE / f"{entry}.yaml")
-    runner = Runner(backend_named("interpreter"))
-    try:
-        cases = [each for each in plan(spec).cases() if each.origin == "invalid"]
-        return [runner.run(spec, case) for case in cases]
-    finally:
-        runner.close()
+    return results_of(text, HERE / f"{entry}.yaml", origins={"invalid"})
 
 
 def test_a_refusal_must_hold_after_a_valid_call_with_an_equal_value():

@@ -157,13 +157,12 @@ def refuses_shifts(x, scale, shifted):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(code_folder, monkeypatch):
     """Run the four cases of an entry, each in a process state of its own."""
-    (tmp_path / "other_calls_code.py").write_text(CODE)
     monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1)  # a test may set another
 
     def run(entry, more=""):
-        spec = parse_spec(SPEC.format(entry=entry, more=more), tmp_path / "scaled.yaml")
+        spec = parse_spec(SPEC.format(entry=entry, more=more), code_folder / "scaled.yaml")
         results = []
         for case in plan(spec).cases():
             monkeypatch.delitem(sys.modules, "other_calls_code", raising=False)

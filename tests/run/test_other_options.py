@@ -4,15 +4,15 @@ import pytest
 
 from tlmatrix.matrix import Case
 from tlmatrix.run.runner import run_case
-from tlmatrix.spec import load_spec
+from tlmatrix.spec import parse_spec
 
 SPEC = """
 name: shifted
 problem:
   inputs: {x: {shape: [rows, 7], dtype: float32}}
   outputs: [y]
-  reference: shifted_code:reference
-entry: shifted_code:ENTRY
+  reference: other_options_code:reference
+entry: other_options_code:ENTRY
 axes:
   rows: [4, 9]
   shift: [none, 2, 3]
@@ -53,16 +53,12 @@ def of_two_options(x, shift=None, side="left", same="one"):
 
 
 @pytest.fixture(scope="module")
-def hint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shifted")
-    (folder / "shifted_code.py").write_text(CODE)
-
+def hint(code_folder):
     def hint(entry, **values):
-        path = folder / "shifted.yaml"
-        path.write_text(SPEC.replace("ENTRY", entry))
+        spec = parse_spec(SPEC.replace("ENTRY", entry), code_folder / "shifted.yaml")
         usual = {"rows": 9, "shift": 2, "side": "left", "same": "one", "values": "normal"}
         case = Case("shifted", usual | values)
-        (finding,) = run_case(load_spec(path), case, "interpreter").findings
+        (finding,) = run_case(spec, case, "interpreter").findings
         return finding.hint
 
     return hint

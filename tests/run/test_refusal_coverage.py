@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from tlmatrix.backend import backend_named
+from spec_results import results_of
 from tlmatrix.interpreter.coverage import Coverage
 from tlmatrix.options.table import RunOptions
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 HERE = Path(__file__).parent
 SOURCE = (HERE / "refused_by.py").read_text().splitlines()
@@ -35,13 +33,9 @@ REST = """  - messages:
 
 def gaps(invalid):
     """The gaps of the invalid inputs of a spec: the source line, which guard, what was not seen."""
-    spec = parse_spec(SPEC + invalid, HERE / "refused_by.yaml")
-    runner = Runner(backend_named("interpreter"), RunOptions({"coverage": "summary"}))
-    try:
-        cases = [each for each in plan(spec).cases() if each.origin == "invalid"]
-        results = [runner.run(spec, case) for case in cases]
-    finally:
-        runner.close()
+    path = HERE / "refused_by.yaml"
+    with Runner("interpreter", RunOptions({"coverage": "summary"})) as runner:
+        results = results_of(SPEC + invalid, path, runner=runner, origins={"invalid"})
     assert {each.status for each in results} == {Status.PASSED}, [r.findings for r in results]
     found = Coverage.merged(each.coverage for each in results if each.coverage is not None)
     return [

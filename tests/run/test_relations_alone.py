@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.matrix import expand
+from spec_results import results_of
 from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import run_case
 from tlmatrix.spec import SpecError, parse_spec
 
-HERE = Path(__file__).parent
+PATH = Path(__file__).parent / "related.yaml"
 NORM = """
 name: norm
 problem:
@@ -35,15 +34,13 @@ relations: RELATIONS
 """
 
 
-def made(text, how, relations):
-    text = text.replace("HOW", how).replace("RELATIONS", relations)
-    return parse_spec(text, HERE / "related.yaml")
+def filled(text, how, relations):
+    return text.replace("HOW", how).replace("RELATIONS", relations)
 
 
 def found(text, how, relations):
     """Findings of all cases of the quick tier, and the results."""
-    spec = made(text, how, relations)
-    results = [run_case(spec, case, "interpreter") for case in plan(spec).expansion]
+    results = results_of(filled(text, how, relations), PATH)
     return [finding for result in results for finding in result.findings], results
 
 
@@ -144,8 +141,7 @@ def test_an_invalid_relation_is_an_error_at_its_location(relation, words):
 
 
 def test_uninitialized_memory_is_found_without_a_reference():
-    spec = parse_spec(
-        """
+    text = """
 name: unwritten
 problem:
   inputs: {x: {shape: [rows], dtype: float32}}
@@ -156,10 +152,8 @@ returns: [y]
 axes: {rows: [4]}
 relations: [{permute: rows}]
 checks: [poison, relations]
-""",
-        HERE / "unwritten.yaml",
-    )
-    result = run_case(spec, next(iter(expand(spec))), "interpreter")
+"""
+    (result,) = results_of(text, PATH)
     first = result.findings[0]
     assert (first.check, first.wrong) == ("poison", 2)
     assert "never written" in first.title
@@ -207,7 +201,7 @@ def test_relations_of_the_problem_are_selected_by_name():
 )
 def test_an_error_in_a_relation_has_its_location(text, relation, words):
     with pytest.raises(SpecError) as caught:
-        plan(made(text, "right", f"[{relation}]"))
+        plan(parse_spec(filled(text, "right", f"[{relation}]"), PATH))
     assert words in str(caught.value)
 
 
@@ -223,5 +217,5 @@ def test_without_a_reference_outputs_need_shapes_and_a_relation():
         ("relations: R", "checks: [guards]\nrelations: R", "'relations' has no effect"),
     ):
         with pytest.raises(SpecError) as caught:
-            made(NORM.replace(old, new), "right", "[finite]")
+            parse_spec(filled(NORM.replace(old, new), "right", "[finite]"), PATH)
         assert words in str(caught.value)

@@ -1,14 +1,10 @@
 """A second derivative is right, or the entry refuses it."""
 
-import sys
-
 import pytest
 
+from spec_results import results_of
 from tlmatrix.backend.binding import execution
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 SPEC = """
 name: scaled
@@ -109,18 +105,15 @@ not_of_output_gradients = NotOfOutputGradients.apply
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(code_folder):
     """Run the case of an entry."""
-    (tmp_path / "second_derivative_code.py").write_text(CODE)
-    monkeypatch.delitem(sys.modules, "second_derivative_code", raising=False)
 
     def run(entry, dtype="float32"):
-        spec = parse_spec(SPEC.format(entry=entry, dtype=dtype), tmp_path / "scaled.yaml")
-        (case,) = plan(spec).cases()
-        return Runner("interpreter").run(spec, case)
+        text = SPEC.format(entry=entry, dtype=dtype)
+        (result,) = results_of(text, code_folder / "scaled.yaml")
+        return result
 
-    yield run
-    sys.modules.pop("second_derivative_code", None)
+    return run
 
 
 @pytest.mark.parametrize("entry", ["plain", "right", "refuses"])
@@ -145,15 +138,12 @@ def test_a_wrong_second_derivative_is_a_finding(run, entry, words):
     assert "once_differentiable" in finding.hint
 
 
-def test_one_case_of_a_spec_is_differentiated_twice(tmp_path, run, monkeypatch):
-    run("plain")  # writes the code
+def test_one_case_of_a_spec_is_differentiated_twice(code_folder, monkeypatch):
     made = []
     monkeypatch.setattr(execution, "check_second_derivative", lambda *given: made.append(given))
     text = SPEC.format(entry="plain", dtype="float32").replace("rows: [4]", "rows: [4, 5, 6]")
-    spec = parse_spec(text, tmp_path / "three.yaml")
-    runner = Runner("interpreter")
-    for case in plan(spec).cases():
-        assert runner.run(spec, case).status is Status.PASSED
+    results = results_of(text, code_folder / "three.yaml")
+    assert {result.status for result in results} == {Status.PASSED}
     assert len(made) == 1
 
 

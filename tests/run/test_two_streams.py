@@ -4,11 +4,9 @@ import sys
 
 import pytest
 
+from spec_results import results_of
 from tlmatrix import interpreter
 from tlmatrix.run import Status
-from tlmatrix.run.plan import plan
-from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
 
 SPEC = """
 name: scaled
@@ -117,9 +115,8 @@ def is_not_waited_for(x):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(code_folder, monkeypatch):
     """Run the case of an entry."""
-    (tmp_path / "two_streams_code.py").write_text(CODE)
     monkeypatch.delitem(sys.modules, "two_streams_code", raising=False)
 
     failed = []
@@ -135,14 +132,11 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(interpreter, "simulate", noted)
 
     def run(entry):
-        spec = parse_spec(SPEC.format(entry=entry), tmp_path / "scaled.yaml")
-        (case,) = plan(spec).cases()
-        result = Runner("interpreter").run(spec, case)
+        (result,) = results_of(SPEC.format(entry=entry), code_folder / "scaled.yaml")
         assert failed == []
         return result
 
-    yield run
-    sys.modules.pop("two_streams_code", None)
+    return run
 
 
 @pytest.mark.parametrize(
