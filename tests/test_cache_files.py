@@ -1,7 +1,5 @@
 """Caches that cannot be written, or that other users can write."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -61,7 +59,7 @@ checks: [numeric]
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     """A temporary folder of the test, with caches nowhere."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
@@ -73,7 +71,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_run_without_a_writable_home(tmp_path: Path, workers: str) -> None:
+def test_a_run_without_a_writable_home(tmp_path, workers):
     (tmp_path / "doubled.py").write_text(_KERNEL)
     (tmp_path / "doubled.yaml").write_text(_SPEC)
     short = Path(tempfile.mkdtemp(prefix="t"))  # a socket of the fork server is in it
@@ -98,9 +96,7 @@ def test_a_run_without_a_writable_home(tmp_path: Path, workers: str) -> None:
     shutil.rmtree(short)
 
 
-def test_later_processes_find_the_caches_of_the_first(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_processes_find_the_caches_of_the_first(temporary, monkeypatch):
     monkeypatch.setenv("HOME", "/dev/null/home")
     folder = temporary / f"tlmatrix-{os.geteuid()}"
     assert cache_folder() == folder
@@ -111,9 +107,7 @@ def test_later_processes_find_the_caches_of_the_first(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_temporary_folder_of_another_user_is_not_used(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_folder_of_another_user_is_not_used(temporary, monkeypatch):
     monkeypatch.setenv("HOME", "/dev/null/home")
     planted = temporary / f"tlmatrix-{os.geteuid()}"
     planted.mkdir()
@@ -122,7 +116,7 @@ def test_a_temporary_folder_of_another_user_is_not_used(
     assert cache_folder() != planted
 
 
-def test_a_home_that_is_unknown(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_is_unknown(temporary, monkeypatch):
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     monkeypatch.setenv("TLMATRIX_CACHE", str(temporary))
     assert configured_folder() == temporary
@@ -131,9 +125,7 @@ def test_a_home_that_is_unknown(temporary: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
-def test_a_folder_that_others_can_write_is_not_used(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
+def test_a_folder_that_others_can_write_is_not_used(temporary, monkeypatch, mode):
     shared = temporary / "shared"
     shared.mkdir()
     shared.chmod(mode)
@@ -146,7 +138,7 @@ def test_a_folder_that_others_can_write_is_not_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_belongs_to_another_user_is_not_used(tmp_path: Path) -> None:
+def test_what_belongs_to_another_user_is_not_used(tmp_path):
     folder = tmp_path / "cache"
     assert write_file(folder / "a", b"content")
     assert read_private(folder / "a") == b"content"
@@ -157,9 +149,9 @@ def test_what_belongs_to_another_user_is_not_used(tmp_path: Path) -> None:
     assert "belongs to another user" in folder_problem(folder, private=True)
 
 
-def test_a_planted_program_does_not_execute(tmp_path: Path) -> None:
+def test_a_planted_program_does_not_execute(tmp_path):
     class Planted:
-        def __reduce__(self) -> tuple[object, ...]:
+        def __reduce__(self):
             return Path.touch, (tmp_path / "executed",)
 
     planted = zlib.compress(pickle.dumps(Planted()))
@@ -178,14 +170,14 @@ def test_a_planted_program_does_not_execute(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_one_process_at_a_time_has_the_lock_of_a_key(tmp_path: Path) -> None:
+def test_one_process_at_a_time_has_the_lock_of_a_key(tmp_path):
     cache = FileCache(tmp_path / "made")
     with cache.exclusive("key"), pytest.raises(BlockingIOError):
         lock(tmp_path / "made" / "key.lock", wait=False)
     assert list((tmp_path / "made").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_created_has_no_locks(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_has_no_locks(tmp_path):
     (tmp_path / "file").touch()
     cache = FileCache(tmp_path / "file" / "made")
     with cache.exclusive("key"):

@@ -1,14 +1,11 @@
 """The command line: output and exit codes of commands."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,13 +15,8 @@ from tlmatrix import cli
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from outside_project import Project
-
-
-def _modules_after(code: str) -> set[str]:
+def _modules_after(code):
     program = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -45,13 +37,13 @@ def _modules_after(code: str) -> set[str]:
         "from tlmatrix.cli import main\nmain(['check', 'specs/gemm.yaml'])",
     ],
 )
-def test_torch_is_not_imported_before_a_case_runs(code: str) -> None:
+def test_torch_is_not_imported_before_a_case_runs(code):
     modules = _modules_after(code)
     assert "tlmatrix" in modules
     assert not modules & {"torch", "tilelang", "hypothesis"}
 
 
-def test_pytest_without_specs_imports_little(tmp_path: Path) -> None:
+def test_pytest_without_specs_imports_little(tmp_path):
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
     modules = _modules_after(
         "import pytest, contextlib, io\n"
@@ -68,7 +60,7 @@ def test_pytest_without_specs_imports_little(tmp_path: Path) -> None:
 # run ------------------------------------------------------------------------------------------
 
 
-def test_run_prints_a_table_and_the_group_of_failures(project: Project) -> None:
+def test_run_prints_a_table_and_the_group_of_failures(project):
     project.spec(how="[right, wrong]", rows="[5, 8]")
     outcome = project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl")
     assert outcome.code == ExitCode.FINDINGS
@@ -83,7 +75,7 @@ def test_run_prints_a_table_and_the_group_of_failures(project: Project) -> None:
 
 
 @pytest.mark.parametrize("name", ["it's mine", "$(touch PWN)", 'a `b` "c" !d'])
-def test_a_shell_reads_printed_commands_back(project: Project, name: str) -> None:
+def test_a_shell_reads_printed_commands_back(project, name):
     text = project.spec(how="[wrong]", rows="[5]").read_text()
     text = text.replace("[float32, float16]", '[float32]\n  note: ["it\'s; $(x)"]')
     (project.folder / f"{name}.yaml").write_text(text)
@@ -111,14 +103,14 @@ def test_a_shell_reads_printed_commands_back(project: Project, name: str) -> Non
     assert not (project.folder / "PWN").exists()
 
 
-def test_run_of_correct_kernels_is_ok(project: Project) -> None:
+def test_run_of_correct_kernels_is_ok(project):
     project.spec()
     assert project.tlmatrix("run", ".", "-n", "0").code == ExitCode.OK
     assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
     assert (project.folder / ".tlmatrix" / ".gitignore").read_text() == "*\n"
 
 
-def test_run_takes_specs_from_the_configuration(project: Project) -> None:
+def test_run_takes_specs_from_the_configuration(project):
     project.spec()
     (project.folder / "pyproject.toml").write_text(
         '[tool.tlmatrix]\nspecs = ["scale.yaml"]\nresults = "out"\n'
@@ -129,7 +121,7 @@ def test_run_takes_specs_from_the_configuration(project: Project) -> None:
     assert len(list((project.folder / "out").glob("*.jsonl"))) == 1
 
 
-def test_run_selects_without_a_path(project: Project) -> None:
+def test_run_selects_without_a_path(project):
     (project.folder / "specs").mkdir()
     project.spec(rows="[1, 5]").rename(project.folder / "specs" / "scale.yaml")
     outcome = project.tlmatrix("run", "-n", "0", "-k", "scale and dtype=float16 and rows=5")
@@ -137,7 +129,7 @@ def test_run_selects_without_a_path(project: Project) -> None:
     assert "1 case in" in outcome.out
 
 
-def test_run_selects_by_axis(project: Project) -> None:
+def test_run_selects_by_axis(project):
     project.spec()
     outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float16 and rows=5")
     assert "1 case of 1 spec" in outcome.out
@@ -146,7 +138,7 @@ def test_run_selects_by_axis(project: Project) -> None:
     assert "no case matches" in outcome.out
 
 
-def test_run_reports_errors_of_all_specs_before_it_runs_any(project: Project) -> None:
+def test_run_reports_errors_of_all_specs_before_it_runs_any(project):
     for name in ("one", "two"):
         path = project.spec(name)
         path.write_text(path.read_text() + "wrong_key: 1\n")
@@ -158,7 +150,7 @@ def test_run_reports_errors_of_all_specs_before_it_runs_any(project: Project) ->
     assert not list(project.folder.rglob("*.jsonl"))
 
 
-def test_run_writes_junit(project: Project) -> None:
+def test_run_writes_junit(project):
     project.spec(how="[right, wrong]", rows="[5]")
     project.tlmatrix("run", ".", "-n", "0", "--junitxml", "junit.xml")
     text = (project.folder / "junit.xml").read_text()
@@ -166,7 +158,7 @@ def test_run_writes_junit(project: Project) -> None:
     assert "tlmatrix repro" in text
 
 
-def test_run_prints_known_bugs_and_skips(project: Project) -> None:
+def test_run_prints_known_bugs_and_skips(project):
     project.spec(
         how="[wrong]",
         rows="[5]",
@@ -200,7 +192,7 @@ def test_run_prints_known_bugs_and_skips(project: Project) -> None:
         ),
     ],
 )
-def test_invalid_arguments(project: Project, arguments: list[str], words: str) -> None:
+def test_invalid_arguments(project, arguments, words):
     if "scale" in arguments:
         (project.folder / "scale").mkdir()
         project.spec().rename(project.folder / "scale" / "scale.yaml")
@@ -209,12 +201,10 @@ def test_invalid_arguments(project: Project, arguments: list[str], words: str) -
     assert words in outcome.out
 
 
-def test_an_interrupted_command_of_a_program_leaves_its_signals_alone(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_command_of_a_program_leaves_its_signals_alone(project, monkeypatch):
     """The process goes on, and so does what it starts, which would inherit an ignored SIGINT."""
 
-    def interrupted(*_: object) -> ExitCode:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "command_named", lambda _: interrupted)
@@ -223,7 +213,7 @@ def test_an_interrupted_command_of_a_program_leaves_its_signals_alone(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_help_lists_the_exit_codes(project: Project) -> None:
+def test_help_lists_the_exit_codes(project):
     outcome = project.tlmatrix("--help")
     assert outcome.code == 0
     for code in ExitCode:
@@ -260,7 +250,7 @@ checks: [numeric, gradients]
 """
 
 
-def test_the_finding_of_a_wrong_mask_names_the_rows(project: Project) -> None:
+def test_the_finding_of_a_wrong_mask_names_the_rows(project):
     (project.folder / f"{project.module}.py").write_text(_PLANTED)
     (project.folder / "planted.yaml").write_text(_PLANTED_SPEC.format(module=project.module))
     outcome = project.tlmatrix("run", ".", "-n", "0")
@@ -274,7 +264,7 @@ def test_the_finding_of_a_wrong_mask_names_the_rows(project: Project) -> None:
 # list and check -------------------------------------------------------------------------------
 
 
-def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
+def test_list_counts_cases_and_what_rules_remove(project):
     project.spec(
         rows="[1, 5, 7]",
         more="constraints: [{when: rows == 7, require: dtype == float32, because: so}]",
@@ -287,7 +277,7 @@ def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
     assert "5 cases of 1 spec in the tier quick" in outcome.out
 
 
-def test_list_explains_a_case(project: Project) -> None:
+def test_list_explains_a_case(project):
     project.spec(
         more="constraints: [{when: rows == 5, require: dtype == float32, because: so it is}]"
     )
@@ -301,7 +291,7 @@ def test_list_explains_a_case(project: Project) -> None:
     assert "float16" in outcome.out
 
 
-def test_list_and_check_import_nothing_that_a_spec_names(project: Project) -> None:
+def test_list_and_check_import_nothing_that_a_spec_names(project):
     """The page on the spec language promises it."""
     (project.folder / "loud.py").write_text("open('imported', 'w').close()\n")
     (project.folder / "loud.yaml").write_text(
@@ -320,7 +310,7 @@ def test_list_and_check_import_nothing_that_a_spec_names(project: Project) -> No
     assert (project.folder / "imported").exists()
 
 
-def test_check_prints_every_error_with_its_line(project: Project) -> None:
+def test_check_prints_every_error_with_its_line(project):
     path = project.spec()
     path.write_text(path.read_text().replace("rows: [1, 5]", "rows: []") + "wrong_key: 1\n")
     outcome = project.tlmatrix("check", ".")
@@ -329,7 +319,7 @@ def test_check_prints_every_error_with_its_line(project: Project) -> None:
     assert places == ["scale.yaml:10:3", "scale.yaml:15:1"], outcome.out
 
 
-def test_list_describes_fuzz_cases_and_check_rejects_wide_ranges(project: Project) -> None:
+def test_list_describes_fuzz_cases_and_check_rejects_wide_ranges(project):
     fuzz = "fuzz: {axes: {rows: 0..RANGE}, storage: [sliced], examples: {quick: 3}}"
     rule = "constraints: [{require: rows != cols, because: so}]"
     path = project.spec(more=f"{fuzz}\n{rule}")
@@ -351,7 +341,7 @@ def test_list_describes_fuzz_cases_and_check_rejects_wide_ranges(project: Projec
 # repro ----------------------------------------------------------------------------------------
 
 
-def test_repro_runs_the_case_that_a_finding_names(project: Project) -> None:
+def test_repro_runs_the_case_that_a_finding_names(project):
     project.spec(how="[right, wrong]", rows="[5]")
     project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl", "--seed", "3")
     records = read_records(project.folder / "out.jsonl")
@@ -367,7 +357,7 @@ def test_repro_runs_the_case_that_a_finding_names(project: Project) -> None:
     assert outcome.code == ExitCode.OK
 
 
-def test_repro_accepts_values_outside_of_all_tiers(project: Project) -> None:
+def test_repro_accepts_values_outside_of_all_tiers(project):
     project.spec(how="[right, wrong]", rows="[5]")
     outcome = project.tlmatrix("repro", "scale.yaml", "--values", '{"rows": 77, "how": "wrong"}')
     assert outcome.code == ExitCode.FINDINGS
@@ -383,9 +373,7 @@ def test_repro_accepts_values_outside_of_all_tiers(project: Project) -> None:
         ("scale.yaml", "{rows: 1}", "not JSON"),
     ],
 )
-def test_repro_rejects_unknown_cases_and_values(
-    project: Project, case: str, values: str | None, words: str
-) -> None:
+def test_repro_rejects_unknown_cases_and_values(project, case, values, words):
     project.spec()
     options = [] if values is None else ["--values", values]
     outcome = project.tlmatrix("repro", case, *options)
@@ -396,6 +384,6 @@ def test_repro_rejects_unknown_cases_and_values(
 # schema ---------------------------------------------------------------------------------------
 
 
-def test_schema_is_json(project: Project) -> None:
+def test_schema_is_json(project):
     outcome = project.tlmatrix("schema")
     assert "axes" in json.loads(outcome.out)["properties"]

@@ -1,20 +1,12 @@
 """Coverage of runs of specs, with workers, in reports and by command."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import read_records
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outside_project import Project
 
 _KERNEL = """
 import tilelang
@@ -60,14 +52,14 @@ checks: [numeric]
 """
 
 
-def _doubling(project: Project, n: str) -> str:
+def _doubling(project, n):
     """A kernel and a spec of its own; gives the kernel's file."""
     (project.folder / f"{project.module}.py").write_text(_KERNEL)
     (project.folder / "double.yaml").write_text(_SPEC.format(module=project.module, n=n))
     return f"{project.module}.py"
 
 
-def _run(project: Project, *options: str) -> str:
+def _run(project, *options):
     outcome = project.tlmatrix(
         "run",
         "double.yaml",
@@ -82,7 +74,7 @@ def _run(project: Project, *options: str) -> str:
     return outcome.out
 
 
-def test_an_unaligned_length_closes_the_gap_of_aligned_ones(project: Project) -> None:
+def test_an_unaligned_length_closes_the_gap_of_aligned_ones(project):
     file = _doubling(project, "[16, 32]")
     out = _run(project, "-n", "0")
     assert "coverage: 4 of 4 lines; 1 guard one way" in out
@@ -97,7 +89,7 @@ def test_an_unaligned_length_closes_the_gap_of_aligned_ones(project: Project) ->
     assert "coverage: 4 of 4 lines; tlmatrix" in _run(project, "-n", "0")
 
 
-def test_workers_and_one_process_count_the_same_coverage(project: Project) -> None:
+def test_workers_and_one_process_count_the_same_coverage(project):
     _doubling(project, "[1, 16, 33, 64]")
     _run(project, "-n", "0")
     alone = read_records(project.folder / "r.jsonl").coverage()
@@ -106,7 +98,7 @@ def test_workers_and_one_process_count_the_same_coverage(project: Project) -> No
     assert read_records(project.folder / "r.jsonl").coverage() == alone
 
 
-def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project: Project) -> None:
+def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project):
     file = _doubling(project, "[16]")
     assert any(line.startswith(file) for line in _run(project, "-n", "0").splitlines())
     (project.folder / "r.jsonl").unlink()
@@ -118,7 +110,7 @@ def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project: Project
     assert "the file has no coverage" in refused.out
 
 
-def test_the_source_is_shown_with_its_counts(project: Project) -> None:
+def test_the_source_is_shown_with_its_counts(project):
     file = _doubling(project, "[17]")
     _run(project, "-n", "0")
     shown = project.tlmatrix("coverage", "r.jsonl", "--source")
@@ -130,7 +122,7 @@ def test_the_source_is_shown_with_its_counts(project: Project) -> None:
     assert "changed since the run" in project.tlmatrix("coverage", "r.jsonl", "--source").out
 
 
-def test_the_last_run_is_shown_by_default(project: Project) -> None:
+def test_the_last_run_is_shown_by_default(project):
     file = _doubling(project, "[17]")
     outcome = project.tlmatrix("coverage")
     assert outcome.code == ExitCode.USAGE
@@ -143,7 +135,7 @@ def test_the_last_run_is_shown_by_default(project: Project) -> None:
 
 
 @pytest.mark.parametrize("mode", ["summary", "table", "off"])
-def test_pytest_reports_coverage(project: Project, mode: str) -> None:
+def test_pytest_reports_coverage(project, mode):
     _doubling(project, "[16]")
     options = ["-n", "0", "--tlmatrix-results", "r.jsonl", "--tlmatrix-backend", "interpreter"]
     (project.folder / "pyproject.toml").write_text(f'[tool.tlmatrix]\ncoverage = "{mode}"\n')
@@ -152,7 +144,7 @@ def test_pytest_reports_coverage(project: Project, mode: str) -> None:
     assert ("kernel file" in out) is (mode == "table")
 
 
-def test_an_unknown_mode_is_an_error(project: Project, tmp_path: Path) -> None:
+def test_an_unknown_mode_is_an_error(project, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.tlmatrix]\ncoverage = "all"\n')
     outcome = project.tlmatrix("list", ".")
     assert outcome.code == ExitCode.USAGE

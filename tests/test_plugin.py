@@ -1,7 +1,5 @@
 """The pytest plugin in a project: collection, runs, output and records."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,12 +7,11 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import preloaded_python
-from outside_project import Project, wait_until
+from outside_project import wait_until
 from tlmatrix.commands.run import select
 from tlmatrix.commands.specs import plan_all
 from tlmatrix.config import load_config
@@ -30,21 +27,21 @@ _INSTALLED = {
 """A distribution whose files include the package, as an editable install does not have it."""
 
 
-def _results(path: Path) -> dict[str, Status]:
+def _results(path):
     return {result.case: result.status for result in read_records(path).results}
 
 
 # Collection ---------------------------------------------------------------------------------
 
 
-def test_a_spec_beside_its_kernel_file_runs_without_packaging(project: Project) -> None:
+def test_a_spec_beside_its_kernel_file_runs_without_packaging(project):
     project.spec()
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.OK, outcome.out
     assert "4 passed" in outcome.out
 
 
-def test_only_yaml_files_that_are_specs_are_collected_from_a_folder(project: Project) -> None:
+def test_only_yaml_files_that_are_specs_are_collected_from_a_folder(project):
     project.spec()
     (project.folder / "ci.yaml").write_text("on: push\njobs: {}\n")
     (project.folder / "broken.yaml").write_text("{not yaml")
@@ -55,9 +52,7 @@ def test_only_yaml_files_that_are_specs_are_collected_from_a_folder(project: Pro
 
 @pytest.mark.parametrize("folder", ["beside", "specs", "elsewhere"])
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_link_to_nothing_in_a_folder_of_specs_is_an_error(
-    project: Project, folder: str, workers: str
-) -> None:
+def test_a_link_to_nothing_in_a_folder_of_specs_is_an_error(project, folder, workers):
     project.spec()
     link = project.folder / ("" if folder == "beside" else folder) / "gone.yaml"
     link.parent.mkdir(exist_ok=True)
@@ -68,13 +63,13 @@ def test_a_link_to_nothing_in_a_folder_of_specs_is_an_error(
     assert (outcome.code == pytest.ExitCode.OK) == (folder == "elsewhere")
 
 
-def test_collecting_writes_no_results(project: Project) -> None:
+def test_collecting_writes_no_results(project):
     project.spec()
     project.pytest(".", "-q", "-n", "0", "--collect-only")
     assert not list(project.folder.rglob("*.jsonl"))
 
 
-def test_a_file_on_the_command_line_is_always_a_spec(project: Project) -> None:
+def test_a_file_on_the_command_line_is_always_a_spec(project):
     path = project.folder / "broken.yaml"
     path.write_text("name: x\n")
     outcome = project.pytest("broken.yaml", "-q", "-n", "0")
@@ -82,7 +77,7 @@ def test_a_file_on_the_command_line_is_always_a_spec(project: Project) -> None:
     assert "broken.yaml:1:" in outcome.out
 
 
-def test_errors_of_a_spec_are_lines_without_a_traceback(project: Project) -> None:
+def test_errors_of_a_spec_are_lines_without_a_traceback(project):
     path = project.spec()
     path.write_text(path.read_text().replace("checks:", "check:") + "nonsense: 1\n")
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -92,14 +87,14 @@ def test_errors_of_a_spec_are_lines_without_a_traceback(project: Project) -> Non
     assert "pydantic" not in outcome.out
 
 
-def test_a_tier_without_cases_is_an_error(project: Project) -> None:
+def test_a_tier_without_cases_is_an_error(project):
     project.spec(more="constraints: [{require: rows > 100, because: only large ones}]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.INTERRUPTED
     assert "scale.yaml:" in outcome.out
 
 
-def test_an_expired_known_bug_is_an_error_with_its_line(project: Project) -> None:
+def test_an_expired_known_bug_is_an_error_with_its_line(project):
     project.spec(
         more="""\
         known_bugs:
@@ -111,7 +106,7 @@ def test_an_expired_known_bug_is_an_error_with_its_line(project: Project) -> Non
     assert re.search(r"^scale\.yaml:16:\d+: .*#7.*2020-01-01", outcome.out, re.MULTILINE)
 
 
-def test_a_value_added_to_an_axis_adds_its_cases(project: Project) -> None:
+def test_a_value_added_to_an_axis_adds_its_cases(project):
     project.spec(rows="[1, 5]")
     before = project.pytest(".", "-q", "-n", "0", "--collect-only").out
     project.spec(rows="[1, 5, 64]")
@@ -133,20 +128,20 @@ def test_a_value_added_to_an_axis_adds_its_cases(project: Project) -> None:
         ("float16", 2),
     ],
 )
-def test_k_selects_by_the_value_of_an_axis(project: Project, select: str, count: int) -> None:
+def test_k_selects_by_the_value_of_an_axis(project, select, count):
     project.spec(rows="[1, 5]")
     outcome = project.pytest(".", "-q", "-n", "0", "--collect-only", "-k", select)
     listed = [line for line in outcome.out.splitlines() if "::" in line]
     assert len(listed) == count, outcome.out
 
 
-def test_one_case_can_be_selected_by_id(project: Project) -> None:
+def test_one_case_can_be_selected_by_id(project):
     project.spec()
     outcome = project.pytest("scale.yaml::cols=3-dtype=float16-how=right-rows=5", "-q", "-n", "0")
     assert "1 passed" in outcome.out
 
 
-def test_project_settings_choose_the_tier(project: Project) -> None:
+def test_project_settings_choose_the_tier(project):
     project.spec(more="")
     path = project.folder / "scale.yaml"
     path.write_text(path.read_text().replace("quick: product", "tiny: {strategy: first, size: 1}"))
@@ -154,7 +149,7 @@ def test_project_settings_choose_the_tier(project: Project) -> None:
     assert "1 passed" in project.pytest(".", "-q", "-n", "0").out
 
 
-def test_an_invalid_setting_is_an_error_with_a_suggestion(project: Project) -> None:
+def test_an_invalid_setting_is_an_error_with_a_suggestion(project):
     project.spec()
     (project.folder / "pyproject.toml").write_text("[tool.tlmatrix]\nbackends = 'cuda'\n")
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -165,7 +160,7 @@ def test_an_invalid_setting_is_an_error_with_a_suggestion(project: Project) -> N
 # Results ------------------------------------------------------------------------------------
 
 
-def test_a_failing_case_prints_its_finding_and_the_repro_command(project: Project) -> None:
+def test_a_failing_case_prints_its_finding_and_the_repro_command(project):
     project.spec(how="[right, wrong]", rows="[5]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.TESTS_FAILED
@@ -178,9 +173,7 @@ def test_a_failing_case_prints_its_finding_and_the_repro_command(project: Projec
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
-def test_a_group_of_failures_is_printed_once_and_with_v_every_case(
-    project: Project, monkeypatch: pytest.MonkeyPatch, ci: str
-) -> None:
+def test_a_group_of_failures_is_printed_once_and_with_v_every_case(project, monkeypatch, ci):
     monkeypatch.setenv("CI", ci)  # where it is set, pytest's summary shortens nothing
     project.spec(how="[right, wrong, raise]", rows="[5, 8]")
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -194,9 +187,7 @@ def test_a_group_of_failures_is_printed_once_and_with_v_every_case(
 
 
 @pytest.mark.parametrize("columns", [60, 100])
-def test_findings_fit_the_terminal(
-    project: Project, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_findings_fit_the_terminal(project, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     project.spec(how="[right, wrong]", rows="[5]")
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -206,7 +197,7 @@ def test_findings_fit_the_terminal(
     assert 0.6 * columns < max(map(len, told)) <= columns
 
 
-def test_the_traceback_of_an_entry_has_only_its_own_frames(project: Project) -> None:
+def test_the_traceback_of_an_entry_has_only_its_own_frames(project):
     project.spec(how="[raise]", rows="[5]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert "entry: raises RuntimeError: the kernel gave up" in outcome.out
@@ -214,7 +205,7 @@ def test_the_traceback_of_an_entry_has_only_its_own_frames(project: Project) -> 
     assert "binding.py" not in outcome.out
 
 
-def test_the_record_of_a_case_is_complete(project: Project) -> None:
+def test_the_record_of_a_case_is_complete(project):
     project.spec(how="[right, wrong]", rows="[5]")
     project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl", "--tlmatrix-seed", "7")
     records = read_records(project.folder / "out.jsonl")
@@ -229,7 +220,7 @@ def test_the_record_of_a_case_is_complete(project: Project) -> None:
     assert wrong.command.endswith("--seed 7")
 
 
-def test_invalid_inputs_are_cases(project: Project) -> None:
+def test_invalid_inputs_are_cases(project):
     project.spec(
         more="""\
         invalid_inputs:
@@ -252,7 +243,7 @@ def test_invalid_inputs_are_cases(project: Project) -> None:
         ("wrong", "quarantine", 0, "1 skipped"),
     ],
 )
-def test_known_bugs(project: Project, how: str, mode: str, code: int, words: str) -> None:
+def test_known_bugs(project, how, mode, code, words):
     project.spec(
         how=f"[{how}]",
         rows="[5]",
@@ -267,7 +258,7 @@ def test_known_bugs(project: Project, how: str, mode: str, code: int, words: str
     assert words in outcome.out
 
 
-def test_a_case_over_its_time_limit_is_a_timeout_and_the_next_one_runs(project: Project) -> None:
+def test_a_case_over_its_time_limit_is_a_timeout_and_the_next_one_runs(project):
     project.spec(how="[sleep, right]", rows="[5]")
     outcome = project.pytest(
         ".", "-q", "-n", "0", "--timeout", "0.3", "--tlmatrix-results", "out.jsonl", "-k", "float32"
@@ -279,7 +270,7 @@ def test_a_case_over_its_time_limit_is_a_timeout_and_the_next_one_runs(project: 
     }
 
 
-def test_the_timeout_of_a_case_that_compiles_names_the_compiler(project: Project) -> None:
+def test_the_timeout_of_a_case_that_compiles_names_the_compiler(project):
     """A compiler at work, as far as its path says."""
     project.spec(how="[sleep]", rows="[5]")
     entry = project.folder / f"{project.module}.py"
@@ -296,7 +287,7 @@ def test_the_timeout_of_a_case_that_compiles_names_the_compiler(project: Project
     assert "lower.py" in outcome.out
 
 
-def test_resuming_runs_only_cases_that_did_not_pass(project: Project) -> None:
+def test_resuming_runs_only_cases_that_did_not_pass(project):
     project.spec(how="[right, wrong]", rows="[5]")
     project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl")
     outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-resume", "out.jsonl")
@@ -311,7 +302,7 @@ def test_resuming_runs_only_cases_that_did_not_pass(project: Project) -> None:
 # Workers ------------------------------------------------------------------------------------
 
 
-def test_a_test_with_the_name_of_a_case_in_its_id_is_not_a_planned_case(project: Project) -> None:
+def test_a_test_with_the_name_of_a_case_in_its_id_is_not_a_planned_case(project):
     (project.folder / "test_other.py").write_text(
         "import pytest\n@pytest.mark.parametrize('case', ['spec.yaml::rows=3'])\n"
         "def test_other(case): pass\n"
@@ -321,7 +312,7 @@ def test_a_test_with_the_name_of_a_case_in_its_id_is_not_a_planned_case(project:
     assert "planned cases" not in outcome.out
 
 
-def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
+def test_an_interrupted_run_can_be_resumed(project):
     project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
     process = project.start(
         "tlmatrix", "run", ".", "--results", "out.jsonl", "--backend", "interpreter"
@@ -346,7 +337,7 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_an_interrupted_case_is_not_a_failure(project: Project, workers: str) -> None:
+def test_an_interrupted_case_is_not_a_failure(project, workers):
     project.spec(how="[compiling]", rows="[1, 2, 3]")
     process = project.start(
         "tlmatrix", "run", ".", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter",
@@ -362,13 +353,11 @@ def test_an_interrupted_case_is_not_a_failure(project: Project, workers: str) ->
     assert "case" not in records
 
 
-def test_an_interrupt_just_before_a_case_stops_it(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_just_before_a_case_stops_it(project, monkeypatch):
     project.spec(how="[sleep]", rows="[1, 2]")
     start = Worker.start
 
-    def interrupted(worker: Worker, *arguments: Any, **options: Any) -> None:
+    def interrupted(worker, *arguments, **options):
         start(worker, *arguments, **options)
         signal.raise_signal(signal.SIGINT)
 
@@ -384,7 +373,7 @@ def test_an_interrupt_just_before_a_case_stops_it(
     assert read_records(project.folder / "out.jsonl").counts() == {Status.CRASHED: 1}
 
 
-def test_an_ignored_sigint_stays_ignored(project: Project) -> None:
+def test_an_ignored_sigint_stays_ignored(project):
     project.spec(how="[interrupting]", rows="[1, 2]")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -396,9 +385,7 @@ def test_an_ignored_sigint_stays_ignored(project: Project) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_that_stops_at_the_first_failure_is_not_interrupted(
-    project: Project, workers: str
-) -> None:
+def test_a_run_that_stops_at_the_first_failure_is_not_interrupted(project, workers):
     project.spec(how="[wrong]", rows="[1, 2, 3, 4, 5, 6]")
     outcome = project.tlmatrix(
         "run", ".", "-x", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter"
@@ -411,7 +398,7 @@ def test_a_run_that_stops_at_the_first_failure_is_not_interrupted(
 # A project's own settings ----------------------------------------------------------------------
 
 
-def test_specs_and_tests_of_a_project_are_collected_without_options(project: Project) -> None:
+def test_specs_and_tests_of_a_project_are_collected_without_options(project):
     (project.folder / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\ntestpaths = ["specs", "tests"]\n'
     )
@@ -432,7 +419,7 @@ def test_specs_and_tests_of_a_project_are_collected_without_options(project: Pro
     assert len(judged) == 7
 
 
-def test_sessions_with_warnings_as_errors(project: Project) -> None:
+def test_sessions_with_warnings_as_errors(project):
     """Of an installed package, which pytest rewrites unless its docstring declines that."""
     project.spec()
     for name, text in _INSTALLED.items():
@@ -452,7 +439,7 @@ def test_sessions_with_warnings_as_errors(project: Project) -> None:
         assert "4 passed" in done.stdout
 
 
-def test_pytest_and_make_run_collect_the_same_specs() -> None:
+def test_pytest_and_make_run_collect_the_same_specs():
     root = Path(__file__).parents[1]
     done = subprocess.run(
         [preloaded_python.python(), "-m", "pytest", "-n", "auto", "--collect-only", "-q"],

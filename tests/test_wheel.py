@@ -1,7 +1,5 @@
 """The wheel, installed in a separate environment for another project."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -25,7 +23,7 @@ filterwarnings = error
 """
 
 
-def _done(*words: str | Path, folder: Path, env: dict[str, str] | None = None) -> str:
+def _done(*words, folder, env=None):
     """What a command prints; it must succeed."""
     done = subprocess.run(
         [str(word) for word in words],
@@ -41,7 +39,7 @@ def _done(*words: str | Path, folder: Path, env: dict[str, str] | None = None) -
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory):
     """The variables of a shell in which the wheel is installed, and this tree is not."""
     # Found, not imported: setuptools refuses to be imported after the standard library's distutils.
     for name in ("pip", "setuptools"):
@@ -76,7 +74,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**clean, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-def test_the_wheel_has_the_licences_of_what_it_ships(environment: dict[str, str]) -> None:
+def test_the_wheel_has_the_licences_of_what_it_ships(environment):
     code = (
         "from importlib.metadata import distribution as d; found = d('tlmatrix'); "
         "print(found.metadata['License-Expression']); "
@@ -89,7 +87,7 @@ def test_the_wheel_has_the_licences_of_what_it_ships(environment: dict[str, str]
         assert (ROOT / name).read_text().strip() in shown, name
 
 
-def test_the_wheel_works_in_another_project(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_wheel_works_in_another_project(environment, tmp_path):
     (tmp_path / "pytest.ini").write_text(_INI)
     where = _done("python", "-c", "import tlmatrix as t; print(t.__file__)", folder=tmp_path,
                   env=environment)  # fmt: skip

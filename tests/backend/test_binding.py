@@ -1,29 +1,19 @@
 """Entries and factories: arguments by name, results by name, and errors a user can act on."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tlmatrix.backend import ArchitectureError, Backend, BindingError, EntryError, backend_named
+from tlmatrix.backend import ArchitectureError, BindingError, EntryError, backend_named
 from tlmatrix.backend.axes import refuse_unknown_axes
 from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
 from tlmatrix.backend.binding import bind, execute
 from tlmatrix.problem import family_for
 from tlmatrix.spec import SpecError, load_spec
 from tlmatrix.tracebacks import user_traceback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tlmatrix.spec import Spec
 
 _CODE = """
 import torch
@@ -157,23 +147,15 @@ checks: [{checks}]
 """
 
 _numbers = itertools.count()
-Make = Callable[..., Any]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Spec]]:
+def make(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     module = f"bound_code_{os.getpid()}_{next(_numbers)}"
     (tmp_path / f"{module}.py").write_text(_CODE)
 
-    def make_spec(
-        entry: str = "",
-        *,
-        binding: str = "",
-        axes: str = "",
-        checks: str = "numeric, gradients",
-        more: str = "",
-    ) -> Spec:
+    def make_spec(entry="", *, binding="", axes="", checks="numeric, gradients", more=""):
         path = tmp_path / "product.yaml"
         text = binding.format(module=module) or f"entry: {module}:{entry}"
         path.write_text(
@@ -186,42 +168,42 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 
 @pytest.fixture
-def backend() -> Backend:
+def backend():
     return backend_named("interpreter")
 
 
-def _run(spec: Spec, backend: Backend) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def _run(spec, backend):
     values = {name: axis[0] for name, axis in spec.axes.items()}
     problem = family_for(spec).problem(spec, values, seed=1, device=backend.device)
     return execute(bind(spec, backend), problem), dict(problem.reference())
 
 
-def _close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+def _close(found, wanted):
     return all(torch.allclose(found[name].double(), wanted[name], rtol=1e-4) for name in found)
 
 
 # Entries --------------------------------------------------------------------------------------
 
 
-def test_arguments_are_matched_by_name_and_results_by_order(make: Make, backend: Backend) -> None:
+def test_arguments_are_matched_by_name_and_results_by_order(make, backend):
     found, wanted = _run(make("by_keyword", checks="numeric"), backend)
     assert set(found) == {"y", "s"}
     assert _close(found, wanted)
 
 
-def test_gradients_are_those_of_the_outputs(make: Make, backend: Backend) -> None:
+def test_gradients_are_those_of_the_outputs(make, backend):
     found, wanted = _run(make("by_keyword"), backend)
     assert set(found) == {"y", "s", "dx", "dw"}
     assert _close(found, wanted)
 
 
-def test_an_entry_may_return_fewer_outputs(make: Make, backend: Backend) -> None:
+def test_an_entry_may_return_fewer_outputs(make, backend):
     found, wanted = _run(make("first_only", checks="numeric"), backend)
     assert set(found) == {"y"}
     assert _close(found, wanted)
 
 
-def test_an_entry_that_takes_any_keyword_gets_the_other_axes(make: Make, backend: Backend) -> None:
+def test_an_entry_that_takes_any_keyword_gets_the_other_axes(make, backend):
     spec = make("any_keyword", axes=", flag: [true]", checks="numeric")
     with pytest.raises(EntryError, match="rows"):
         _run(spec, backend)
@@ -236,9 +218,7 @@ def test_an_entry_that_takes_any_keyword_gets_the_other_axes(make: Make, backend
         ("gives_three", "returned 3 results, expected 2: y, s"),
     ],
 )
-def test_a_mismatch_is_an_error_at_the_entry_of_the_spec(
-    make: Make, backend: Backend, entry: str, words: str
-) -> None:
+def test_a_mismatch_is_an_error_at_the_entry_of_the_spec(make, backend, entry, words):
     spec = make(entry)
     with pytest.raises(BindingError) as caught:
         _run(spec, backend)
@@ -254,22 +234,18 @@ def test_a_mismatch_is_an_error_at_the_entry_of_the_spec(
         ("not_callable", "not callable: its type is int"),
     ],
 )
-def test_an_entry_that_does_not_exist(make: Make, backend: Backend, entry: str, words: str) -> None:
+def test_an_entry_that_does_not_exist(make, backend, entry, words):
     with pytest.raises(SpecError, match=words.replace("?", r"\?")):
         bind(make(entry), backend)
 
 
-def test_a_missing_module_names_the_nearest_file_beside_the_spec(
-    make: Make, backend: Backend
-) -> None:
+def test_a_missing_module_names_the_nearest_file_beside_the_spec(make, backend):
     spec = make(binding="entry: {module}x:double")
     with pytest.raises(SpecError, match="did you mean 'bound_code_"):
         bind(spec, backend)
 
 
-def test_a_module_that_breaks_on_import_shows_where(
-    make: Make, backend: Backend, tmp_path: Path
-) -> None:
+def test_a_module_that_breaks_on_import_shows_where(make, backend, tmp_path):
     (tmp_path / "breaks_on_import.py").write_text("\nlen(5)\n")
     spec = make(binding="entry: breaks_on_import:double")
     with pytest.raises(SpecError, match="TypeError") as caught:
@@ -277,9 +253,7 @@ def test_a_module_that_breaks_on_import_shows_where(
     assert "breaks_on_import.py:2" in str(caught.value)
 
 
-def test_two_modules_of_one_name_are_kept_apart(
-    make: Make, backend: Backend, tmp_path: Path
-) -> None:
+def test_two_modules_of_one_name_are_kept_apart(make, backend, tmp_path):
     first = make("first_only")
     bind(first, backend)
     other = tmp_path / "other"
@@ -290,7 +264,7 @@ def test_two_modules_of_one_name_are_kept_apart(
         bind(load_spec(other / "product.yaml"), backend)
 
 
-def test_an_error_of_the_entry_shows_only_frames_of_the_user(make: Make, backend: Backend) -> None:
+def test_an_error_of_the_entry_shows_only_frames_of_the_user(make, backend):
     with pytest.raises(EntryError, match="RuntimeError: deep inside") as caught:
         _run(make("raises"), backend)
     lines = user_traceback(caught.value.error).splitlines()
@@ -300,12 +274,12 @@ def test_an_error_of_the_entry_shows_only_frames_of_the_user(make: Make, backend
     ]
 
 
-def test_an_error_in_the_backward_is_an_entry_error(make: Make, backend: Backend) -> None:
+def test_an_error_in_the_backward_is_an_entry_error(make, backend):
     with pytest.raises(EntryError, match="no way back"):
         _run(make("backward_raises"), backend)
 
 
-def test_inputs_are_not_copied(make: Make, backend: Backend) -> None:
+def test_inputs_are_not_copied(make, backend):
     spec = make("by_keyword")
     values = {"rows": 4, "cols": 3}
     problem = family_for(spec).problem(spec, values, seed=1, device=backend.device)
@@ -315,7 +289,7 @@ def test_inputs_are_not_copied(make: Make, backend: Backend) -> None:
     assert all(torch.equal(before[name], problem.inputs[name]) for name in before)
 
 
-def test_an_unread_axis_is_an_error_at_its_key(make: Make, backend: Backend) -> None:
+def test_an_unread_axis_is_an_error_at_its_key(make, backend):
     spec = make("by_keyword", axes=", scael: [1]")
     with pytest.raises(BindingError) as caught:
         refuse_unknown_axes(bind(spec, backend), family_for(spec))
@@ -326,7 +300,7 @@ def test_an_unread_axis_is_an_error_at_its_key(make: Make, backend: Backend) -> 
     refuse_unknown_axes(bind(spec, backend), family_for(spec))
 
 
-def test_an_axis_may_be_read_by_the_context_only(make: Make, backend: Backend) -> None:
+def test_an_axis_may_be_read_by_the_context_only(make, backend):
     binding = "entry: {module}:by_keyword\ncontext: {module}:make_context"
     spec = make(binding=binding, axes=", world: [1], heat: [1], room: [2]")
     refuse_unknown_axes(bind(spec, backend), family_for(spec))
@@ -344,7 +318,7 @@ call: [{call}]
 returns: [y]"""
 
 
-def _factory(name: str, *, call: str = "x", more: str = "") -> str:
+def _factory(name, *, call="x", more=""):
     return _FACTORY.format(name=name, call=call, more=more)
 
 
@@ -353,7 +327,7 @@ def _factory(name: str, *, call: str = "x", more: str = "") -> str:
     [_factory("lazy"), _factory("prim_func"), _factory("prim_func", call="x, y")],
     ids=["lazy jit", "PrimFunc, result returned", "PrimFunc, buffer written"],
 )
-def test_factories_of_every_kind(make: Make, backend: Backend, binding: str) -> None:
+def test_factories_of_every_kind(make, backend, binding):
     spec = make(binding=binding, checks="numeric")
     values = {"rows": 4, "cols": 3}
     problem = family_for(spec).problem(spec, values, seed=1, device=backend.device)
@@ -361,9 +335,7 @@ def test_factories_of_every_kind(make: Make, backend: Backend, binding: str) -> 
     assert torch.equal(found["y"], 2 * problem.inputs["x"])
 
 
-def test_compile_arguments_may_be_numbers_and_kernels_are_cached(
-    make: Make, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_arguments_may_be_numbers_and_kernels_are_cached(make, backend, monkeypatch):
     spec = make(binding=_factory("prim_func", more=", fill: 1.5"), checks="numeric")
     binding = bind(spec, backend)
     problem = family_for(spec).problem(spec, {"rows": 4, "cols": 3}, seed=1, device=backend.device)
@@ -375,7 +347,7 @@ def test_compile_arguments_may_be_numbers_and_kernels_are_cached(
     assert torch.equal(execute(binding, problem)["y"], first["y"])
 
 
-def test_an_unwritten_output_buffer_holds_nan(make: Make, backend: Backend) -> None:
+def test_an_unwritten_output_buffer_holds_nan(make, backend):
     spec = make(binding=_factory("forgets_a_row", call="x, y"), checks="numeric")
     found, _ = _run(spec, backend)
     assert found["y"][-1].isnan().all()
@@ -394,9 +366,7 @@ def test_an_unwritten_output_buffer_holds_nan(make: Make, backend: Backend) -> N
         (_factory("gives_no_kernel").replace(', cols: "cols"', ""), "not a kernel"),
     ],
 )
-def test_a_mismatch_with_a_factory_is_an_error(
-    make: Make, backend: Backend, binding: str, words: str
-) -> None:
+def test_a_mismatch_with_a_factory_is_an_error(make, backend, binding, words):
     with pytest.raises(BindingError) as caught:
         _run(make(binding=binding, checks="numeric"), backend)
     assert words in str(caught.value)
@@ -405,7 +375,7 @@ def test_a_mismatch_with_a_factory_is_an_error(
 # Backends -------------------------------------------------------------------------------------
 
 
-def test_backends_by_name() -> None:
+def test_backends_by_name():
     assert backend_named("interpreter").device.type == "cpu"
     wanted = "cuda" if torch.cuda.is_available() else "interpreter"
     assert backend_named("auto").name == wanted
@@ -416,21 +386,19 @@ def test_backends_by_name() -> None:
 @pytest.mark.parametrize(
     ("written", "traced"), [("", "sm_90a"), ("architectures: [sm_100a, sm_80]", "sm_100a")]
 )
-def test_the_interpreter_traces_for_the_first_architecture(
-    make: Make, backend: Backend, written: str, traced: str
-) -> None:
+def test_the_interpreter_traces_for_the_first_architecture(make, backend, written, traced):
     spec = make("by_keyword", more=written)
     bound = bind(spec, backend).backend
     assert bound == InterpreterBackend(target=traced)
     with bound.active() as session:
-        assert session.arch == traced  # type: ignore[attr-defined]
+        assert session.arch == traced
 
 
 @pytest.mark.parametrize(
     ("written", "runs"),
     [((), True), (("sm_80", "sm_90a"), True), (("sm_90",), True), (("sm_100a", "sm_80"), False)],
 )
-def test_a_gpu_supports_kernels_of_its_architecture(written: tuple[str, ...], runs: bool) -> None:
+def test_a_gpu_supports_kernels_of_its_architecture(written, runs):
     gpu = CudaBackend(device=torch.device("cuda", 0), arch="sm_90")
     if runs:
         assert gpu.targeting(written) is gpu

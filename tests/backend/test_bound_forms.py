@@ -1,10 +1,7 @@
 """Every form of entry and reference: the right operator passes, and a mistake is found."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +9,6 @@ from tlmatrix.matrix import expand
 from tlmatrix.problem import family_for
 from tlmatrix.run.runner import run_case
 from tlmatrix.spec import load_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tlmatrix.run.result import CaseResult
 
 HERE = str(Path(__file__).parent)
 
@@ -240,12 +232,10 @@ MISTAKES = {
 
 
 @pytest.fixture
-def results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, str], list[CaseResult]]:
+def results(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(HERE)
 
-    def run(problem: str, binding: str) -> list[CaseResult]:
+    def run(problem, binding):
         path = tmp_path / "bound.yaml"
         path.write_text(f"name: bound\n{problem.strip()}\n{binding}\n")
         spec = load_spec(path)
@@ -256,7 +246,7 @@ def results(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_entry_passes(results: Callable[..., list[CaseResult]], form: str) -> None:
+def test_every_form_of_entry_passes(results, form):
     found = results(*FORMS[form])
     assert found
     assert [(each.case, each.status.value, each.message) for each in found] == [
@@ -265,9 +255,7 @@ def test_every_form_of_entry_passes(results: Callable[..., list[CaseResult]], fo
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_bug_is_a_finding_in_every_form(
-    results: Callable[..., list[CaseResult]], mistake: str
-) -> None:
+def test_a_bug_is_a_finding_in_every_form(results, mistake):
     problem, binding, words = MISTAKES[mistake]
     for each in results(problem, binding):
         assert each.status.value == "failed", each.message
@@ -325,9 +313,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_mismatch_is_an_error_at_its_location(
-    results: Callable[..., list[CaseResult]], misfit: str
-) -> None:
+def test_a_mismatch_is_an_error_at_its_location(results, misfit):
     binding, words = MISFITS[misfit]
     for each in results(NORM.replace("REFERENCE", LIBRARY), binding):
         assert each.status.value == "error"
@@ -342,9 +328,7 @@ def test_a_mismatch_is_an_error_at_its_location(
         ("call: [{inout: xx, output: y}]", "10:8: call: the problem has no 'xx'"),
     ],
 )
-def test_names_in_call_are_checked_without_the_code(
-    tmp_path: Path, binding: str, words: str
-) -> None:
+def test_names_in_call_are_checked_without_the_code(tmp_path, binding, words):
     path = tmp_path / "bound.yaml"
     problem = NORM.replace("REFERENCE", LIBRARY).strip()
     path.write_text(f"name: bound\n{problem}\nentry: bound_forms:Norm.apply\n{binding}\n")

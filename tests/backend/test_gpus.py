@@ -1,17 +1,11 @@
 """Workers are assigned evenly to the GPUs that the user left visible."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.backend import gpus
 from tlmatrix.backend.gpus import GpuAssignment, memory_fraction, visible_gpus
-
-if TYPE_CHECKING:
-    from outside_project import Project
 
 
 @pytest.mark.parametrize(
@@ -25,15 +19,13 @@ if TYPE_CHECKING:
         ("1,-1,2", ("1",)),
     ],
 )
-def test_visible_gpus_are_the_drivers_or_the_users(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, found: tuple[str, ...]
-) -> None:
+def test_visible_gpus_are_the_drivers_or_the_users(monkeypatch, given, found):
     monkeypatch.setattr(gpus, "count_gpus", lambda: 3)
     environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     assert visible_gpus(environment) == found
 
 
-def test_workers_are_assigned_evenly_also_after_some_were_replaced() -> None:
+def test_workers_are_assigned_evenly_also_after_some_were_replaced():
     assignment = GpuAssignment(["0", "1", "2", "3"])
     held = {f"gw{number}": assignment.assign(f"gw{number}") for number in range(64)}
     assert set(Counter(held.values()).values()) == {16}
@@ -54,11 +46,11 @@ def test_workers_are_assigned_evenly_also_after_some_were_replaced() -> None:
         (4, 0, ""),
     ],
 )
-def test_the_summary_of_the_assignment(count: int, workers: int, summary: str) -> None:
+def test_the_summary_of_the_assignment(count, workers, summary):
     assert GpuAssignment([str(number) for number in range(count)]).summary(workers) == summary
 
 
-def test_workers_share_the_memory_of_a_gpu() -> None:
+def test_workers_share_the_memory_of_a_gpu():
     gigabyte = 2**30
     assert memory_fraction(80 * gigabyte, 1) == 1
     for workers in (2, 16):
@@ -83,12 +75,12 @@ with open("seen.txt", "a") as file:
 """
 
 
-def _seen(project: Project) -> dict[str, str]:
+def _seen(project):
     return dict(line.split() for line in (project.folder / "seen.txt").read_text().splitlines())
 
 
 @pytest.fixture
-def several(project: Project) -> Project:
+def several(project):
     """A project on a machine with two GPUs, whose code notes which of them its process has."""
     project.spec(how="[right]", rows="[1, 2, 3, 4, 5, 6]")
     code = project.folder / f"{project.module}.py"
@@ -97,7 +89,7 @@ def several(project: Project) -> Project:
     return project
 
 
-def test_each_worker_has_one_gpu_before_its_first_case(several: Project) -> None:
+def test_each_worker_has_one_gpu_before_its_first_case(several):
     process = several.start("pytest", ".", "-n", "2", "--tlmatrix-results", "out.jsonl")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
@@ -105,9 +97,7 @@ def test_each_worker_has_one_gpu_before_its_first_case(several: Project) -> None
     assert sorted(_seen(several).values()) == ["0", "1"]
 
 
-def test_the_users_choice_of_gpus_is_kept(
-    several: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_choice_of_gpus_is_kept(several, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     process = several.start("tlmatrix", "run", ".", "-n", "2", "--results", "out.jsonl")
     out, _ = process.communicate(timeout=120)
@@ -116,9 +106,7 @@ def test_the_users_choice_of_gpus_is_kept(
     assert sorted(_seen(several).values()) == ["5", "7"]
 
 
-def test_a_search_spreads_its_workers_too(
-    several: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_spreads_its_workers_too(several, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     several.spec(how="[right]", more="fuzz: {axes: {rows: 1..300}, examples: {quick: 6}}\n")
     process = several.start("tlmatrix", "fuzz", ".", "-n", "2", "--results", "out.jsonl")

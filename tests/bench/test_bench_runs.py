@@ -1,7 +1,5 @@
 """`tlmatrix bench` from the spec to the verdict, with a fake clock."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -9,7 +7,6 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,13 +20,6 @@ from tlmatrix.bench.results import read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import Timing
 from tlmatrix.commands.bench import bench_cases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from outside_project import Outcome, Project
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -103,42 +93,34 @@ class Gpu(CudaBackend):
     device: torch.device = _CPU
     arch: str = "sm_90"
 
-    def active(self, _turn: int = 0) -> AbstractContextManager[None]:
+    def active(self, _turn=0):
         return nullcontext()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
-    def broken(self) -> bool:
+    def broken(self):
         return False
 
-    def release(self) -> None:
+    def release(self):
         pass
 
 
 class Bench:
     """Runs `tlmatrix bench` in a project, on a machine whose clock is `times`' to tell."""
 
-    def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, project, monkeypatch):
         self.project = project
         self.gpu = _GPU
-        self.times: Callable[[str, int], float] = lambda _who, _round: 1.0
+        self.times = lambda _who, _round: 1.0
         self.calls: list[str] = []
         monkeypatch.setattr("tlmatrix.bench.machine.this_machine", self._machine)
 
-    def spec(
-        self, entry: str = "fast", baselines: str = "[]", configs: str = "{}", code: str = _CODE
-    ) -> Path:
+    def spec(self, entry="fast", baselines="[]", configs="{}", code=_CODE):
         return self.written(self.project, entry, baselines, configs, code)
 
     @staticmethod
-    def written(
-        project: Project,
-        entry: str = "fast",
-        baselines: str = "[]",
-        configs: str = "{}",
-        code: str = _CODE,
-    ) -> Path:
+    def written(project, entry="fast", baselines="[]", configs="{}", code=_CODE):
         (project.folder / f"{project.module}.py").write_text(code)
         text = _SPEC.format(
             module=project.module, entry=entry, baselines=baselines, configs=configs
@@ -148,20 +130,20 @@ class Bench:
         return path
 
     @property
-    def output(self) -> Path:
+    def output(self):
         return self.project.folder / "out.json"
 
-    def seen_cases(self) -> list[str]:
+    def seen_cases(self):
         """What is on disk while the run goes on."""
         return [case.case for case in read_bench(self.output).cases] if self.output.exists() else []
 
-    def run(self, *words: str) -> Outcome:
+    def run(self, *words):
         return self.project.tlmatrix("bench", *words)
 
-    def _machine(self) -> Machine:
-        seen: Counter[str] = Counter()
+    def _machine(self):
+        seen = Counter()
 
-        def clock(call: Callable[[], object], _lead: float) -> Timing:
+        def clock(call, _lead):
 
             calls = sys.modules[self.project.module].calls
             calls.clear()
@@ -176,15 +158,15 @@ class Bench:
 
 
 @pytest.fixture
-def bench(project: Project, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(project, monkeypatch):
     return Bench(project, monkeypatch)
 
 
-def _flat(text: str) -> str:
+def _flat(text):
     return " ".join(text.split())
 
 
-def test_faster_entry_is_reported_with_its_interval(bench: Bench) -> None:
+def test_faster_entry_is_reported_with_its_interval(bench):
     bench.spec("fast", "[MODULE:slow]")
     bench.times = lambda name, n: (1.2 if name == "slow" else 1.0) + 0.001 * (n % 3)
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
@@ -204,9 +186,7 @@ def test_faster_entry_is_reported_with_its_interval(bench: Bench) -> None:
         (lambda n: 1.01 + 0.02 * (n % 2), "UNSURE"),
     ],
 )
-def test_the_verdict_is_where_the_whole_interval_lies(
-    bench: Bench, mine: Callable[[int], float], verdict: str
-) -> None:
+def test_the_verdict_is_where_the_whole_interval_lies(bench, mine, verdict):
     bench.spec("fast", "[MODULE:slow]")
     bench.times = lambda name, n: mine(n) if name == "fast" else 1.0
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
@@ -214,14 +194,14 @@ def test_the_verdict_is_where_the_whole_interval_lies(
     assert line.split()[-1] == verdict, outcome.out
 
 
-def test_common_drift_does_not_change_the_verdict(bench: Bench) -> None:
+def test_common_drift_does_not_change_the_verdict(bench):
     bench.spec("fast", "[MODULE:slow]")
     bench.times = lambda _who, n: 1.0 + 0.05 * n  # clocks that fall to a tenth
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert " 1.000 (1.000-1.000) SAME" in _flat(outcome.out), outcome.out
 
 
-def test_implementations_alternate_and_rotate_the_start(bench: Bench) -> None:
+def test_implementations_alternate_and_rotate_the_start(bench):
     bench.spec("fast", "[MODULE:slow, MODULE:tuned]")
     bench.run("tanh.yaml", "-k", "rows=1000", "--seconds", "0.01")
     forward = [name for name in bench.calls if name != "backward"][9:]  # after the warm-up
@@ -247,8 +227,8 @@ _ONE_WRONG_ROW = _CODE.replace(
     ids=["wrong baseline", "one wrong row", "wrong entry", "raising entry"],
 )
 def test_an_implementation_that_is_wrong_is_not_timed(
-    bench: Bench, entry: str, baseline: str, code: str, exit_code: int, words: str
-) -> None:
+    bench, entry, baseline, code, exit_code, words
+):
     """An entry that is wrong is a finding."""
     bench.spec(entry, f"[MODULE:{baseline}]", code=code)
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
@@ -257,7 +237,7 @@ def test_an_implementation_that_is_wrong_is_not_timed(
     assert " SAME" not in outcome.out
 
 
-def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench: Bench) -> None:
+def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench):
     bench.spec("fast", "[sdpa_cudnn, MODULE:slow, torch]")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert outcome.code == 0
@@ -268,7 +248,7 @@ def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench: Be
 # Files ---------------------------------------------------------------------------------------
 
 
-def test_results_file_records_the_environment_and_samples(bench: Bench) -> None:
+def test_results_file_records_the_environment_and_samples(bench):
     path = bench.spec("fast", "[MODULE:slow]")
     bench.run("tanh.yaml", "--output", "out.json", "--baseline", "torch")
     data = json.loads((bench.project.folder / "out.json").read_text())
@@ -287,10 +267,10 @@ def test_results_file_records_the_environment_and_samples(bench: Bench) -> None:
     assert first["clocks"]["after"] == {"sm_mhz": 1980.0}
 
 
-def test_killed_run_keeps_the_finished_cases(bench: Bench) -> None:
+def test_killed_run_keeps_the_finished_cases(bench):
     bench.spec("fast")
 
-    def times(_who: str, _n: int) -> float:
+    def times(_who, _n):
         if len(bench.seen_cases()) == 1:
             raise KeyboardInterrupt
         return 1.0
@@ -301,7 +281,7 @@ def test_killed_run_keeps_the_finished_cases(bench: Bench) -> None:
     assert [case.case for case in read_bench(bench.output).cases] == ["dtype=float16-rows=1000"]
 
 
-def test_json_goes_to_stdout_alone(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_goes_to_stdout_alone(bench, capsys):
     bench.spec("fast")
     cli.main(["bench", "tanh.yaml", "--json"])
     out, err = capsys.readouterr()
@@ -312,9 +292,7 @@ def test_json_goes_to_stdout_alone(bench: Bench, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("now", "code", "verdict"), [(1.0, 0, "SAME"), (1.1, 1, "SLOWER"), (0.9, 0, "FASTER")]
 )
-def test_against_an_earlier_file_each_case_has_a_verdict(
-    bench: Bench, now: float, code: int, verdict: str
-) -> None:
+def test_against_an_earlier_file_each_case_has_a_verdict(bench, now, code, verdict):
     bench.spec("fast")
     bench.run("tanh.yaml", "--output", "old.json")
     bench.times = lambda name, _n: now if name == "fast" else 1.0
@@ -324,7 +302,7 @@ def test_against_an_earlier_file_each_case_has_a_verdict(
     assert [line[-1] for line in told] == [verdict, "SAME", verdict, "SAME"]
 
 
-def test_against_another_gpu_is_refused_before_anything_is_timed(bench: Bench) -> None:
+def test_against_another_gpu_is_refused_before_anything_is_timed(bench):
     bench.spec("fast")
     bench.run("tanh.yaml", "--output", "old.json")
     bench.gpu = "NVIDIA H100 80GB HBM3"
@@ -335,14 +313,14 @@ def test_against_another_gpu_is_refused_before_anything_is_timed(bench: Bench) -
     assert not bench.calls
 
 
-def test_case_missing_from_the_earlier_file_is_reported(bench: Bench) -> None:
+def test_case_missing_from_the_earlier_file_is_reported(bench):
     bench.spec("fast")
     bench.run("tanh.yaml", "-k", "rows=1000", "--output", "old.json")
     outcome = bench.run("tanh.yaml", "--against", "old.json")
     assert outcome.out.count("not in old.json") == 1
 
 
-def test_stored_timings_are_shown_again_without_a_gpu(project: Project, bench: Bench) -> None:
+def test_stored_timings_are_shown_again_without_a_gpu(project, bench):
     bench.spec("fast", "[MODULE:slow]")
     first = bench.run("tanh.yaml", "--output", "old.json").out
     bench.calls.clear()
@@ -364,7 +342,7 @@ def test_stored_timings_are_shown_again_without_a_gpu(project: Project, bench: B
         ("nonsense", "not JSON"),
     ],
 )
-def test_a_file_that_holds_no_timings_is_refused(bench: Bench, text: str, words: str) -> None:
+def test_a_file_that_holds_no_timings_is_refused(bench, text, words):
     (bench.project.folder / "x.json").write_text(text)
     outcome = bench.run("--from", "x.json")
     assert outcome.code == 2
@@ -374,7 +352,7 @@ def test_a_file_that_holds_no_timings_is_refused(bench: Bench, text: str, words:
 # Choosing, sweeping, refusing ----------------------------------------------------------------
 
 
-def test_a_case_can_be_given_in_place_of_the_specs(bench: Bench) -> None:
+def test_a_case_can_be_given_in_place_of_the_specs(bench):
     bench.spec("fast")
     outcome = bench.run("tanh.yaml", "--case", '{"rows": 3}')
     assert "tanh: dtype=float16 rows=3" in _flat(outcome.out)
@@ -384,7 +362,7 @@ def test_a_case_can_be_given_in_place_of_the_specs(bench: Bench) -> None:
     assert "the spec has no axis 'cols'" in outcome.out
 
 
-def test_sweep_ranks_configurations_and_names_the_best(bench: Bench) -> None:
+def test_sweep_ranks_configurations_and_names_the_best(bench):
     bench.spec("tuned", configs="{block: [32, 64], stages: [1, 2, 3]}")
     speed = {"tuned 32 2": 0.8, "tuned 64 2": 0.9, "tuned 64 1": 1.0, "tuned 32 1": 1.1}
     bench.times = lambda name, _n: speed.get(name, 1.0)
@@ -401,14 +379,14 @@ def test_sweep_ranks_configurations_and_names_the_best(bench: Bench) -> None:
     assert best.startswith(f"4 configurations, forward, on {_GPU}: block: 32 stages: 2"), best
 
 
-def test_sweep_over_an_unknown_parameter_is_an_error(bench: Bench) -> None:
+def test_sweep_over_an_unknown_parameter_is_an_error(bench):
     bench.spec("fast", configs="{blok: [32]}")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
     assert outcome.code == 2
     assert re.search(r"tanh.yaml:11:\d+: bench: .* takes no 'blok'. It takes: x", outcome.out)
 
 
-def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench: Bench) -> None:
+def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench):
     bench.spec("tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128}]}")
     bench.times = lambda name, _n: 0.5 if name == "tiled 32 2" else 1.0
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep", "--output", "out.json")
@@ -417,14 +395,14 @@ def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench: Bench) -> N
     assert case.implementations[-1].config == {"tiles": {"block": 128}}
 
 
-def test_unknown_dataclass_key_is_reported_at_its_line(bench: Bench) -> None:
+def test_unknown_dataclass_key_is_reported_at_its_line(bench):
     bench.spec("tiled", configs="{tiles: [{blok: 32}]}")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
     assert outcome.code == 2
     assert re.search(r"tanh.yaml:11:\d+: bench: tiles has no 'blok'; did you mean", outcome.out)
 
 
-def test_long_configurations_are_listed_by_value(bench: Bench) -> None:
+def test_long_configurations_are_listed_by_value(bench):
     bench.spec(
         "tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128, stages: 3333333333333}]}"
     )
@@ -433,7 +411,7 @@ def test_long_configurations_are_listed_by_value(bench: Bench) -> None:
     assert "  128/3333333333333 " in outcome.out
 
 
-def test_cases_and_configurations_are_compiled_side_by_side(bench: Bench) -> None:
+def test_cases_and_configurations_are_compiled_side_by_side(bench):
     noting = """
 import os
 
@@ -452,7 +430,7 @@ def tuned(x, block=64, stages=1):
     assert len({process for process, _ in seen}) == 3
 
 
-def test_unknown_gpu_is_reported_to_have_no_roof(bench: Bench) -> None:
+def test_unknown_gpu_is_reported_to_have_no_roof(bench):
     bench.gpu = "Somebody's Accelerator"
     bench.spec("fast")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
@@ -460,7 +438,7 @@ def test_unknown_gpu_is_reported_to_have_no_roof(bench: Bench) -> None:
     assert " % " not in _flat(outcome.out.partition("forward")[2]).replace("0.0 %", "")
 
 
-def test_without_a_gpu_the_error_says_what_to_do(project: Project) -> None:
+def test_without_a_gpu_the_error_says_what_to_do(project):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     Bench.written(project)
@@ -471,9 +449,7 @@ def test_without_a_gpu_the_error_says_what_to_do(project: Project) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 140])
-def test_tables_fit_the_terminal(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_tables_fit_the_terminal(bench, monkeypatch, columns):
     bench.spec("fast", "[MODULE:slow]")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -1,7 +1,5 @@
 """Intervals hold what they promise, and verdicts follow from them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -10,14 +8,14 @@ from tlmatrix.bench.statistics import Interval, Verdict, interval, speed_between
 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(20, 6, 15), (10, 2, 9), (6, 1, 6), (3, 1, 3)])
-def test_interval_ranks_match_published_tables(count: int, low: int, high: int) -> None:
+def test_interval_ranks_match_published_tables(count, low, high):
     # Conover, table A3: the two-sided 95 % ranks of the median.
     found = interval([float(number) for number in range(1, count + 1)])
     assert (found.low, found.high) == (low, high)
 
 
 @pytest.mark.parametrize("count", [20, 33, 200])
-def test_interval_coverage_is_at_least_nominal(count: int) -> None:
+def test_interval_coverage_is_at_least_nominal(count):
     source = random.Random(1)
     # Skewed, as times are: the median of an exponential is log 2.
     held = 0
@@ -27,12 +25,12 @@ def test_interval_coverage_is_at_least_nominal(count: int) -> None:
     assert 0.93 <= held / 400 <= 0.99
 
 
-def test_no_sample_has_no_median() -> None:
+def test_no_sample_has_no_median():
     with pytest.raises(ValueError, match="samples is empty"):
         interval([])
 
 
-def test_speedup_is_baseline_time_over_own_time() -> None:
+def test_speedup_is_baseline_time_over_own_time():
     assert speed_ratio([1.0] * 9, [2.0] * 9) == Interval(2.0, 2.0, 2.0)
     assert speed_between_runs(Interval(2.0, 1.9, 2.1), Interval(1.0, 0.95, 1.05)) == Interval(
         0.5, pytest.approx(0.95 / 2.1), pytest.approx(1.05 / 1.9)
@@ -51,11 +49,11 @@ def test_speedup_is_baseline_time_over_own_time() -> None:
         (0.90, 1.10, Verdict.UNSURE),
     ],
 )
-def test_the_verdict_asks_the_whole_interval(low: float, high: float, verdict: Verdict) -> None:
+def test_the_verdict_asks_the_whole_interval(low, high, verdict):
     assert Interval((low + high) / 2, low, high).verdict() is verdict
 
 
-def test_equal_samples_rarely_differ_significantly() -> None:
+def test_equal_samples_rarely_differ_significantly():
     source = random.Random(2)
     wrong = 0
     for _ in range(200):

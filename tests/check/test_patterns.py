@@ -1,7 +1,5 @@
 """Pictures of wrong elements: which dimensions, what a cell holds, and how large they get."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -12,7 +10,7 @@ from tlmatrix.check.patterns import LEVELS, cells_of, pictures
 from tlmatrix.problem.model import Dim
 
 
-def test_rows_by_columns_then_heads_by_rows() -> None:
+def test_rows_by_columns_then_heads_by_rows():
     region = [0] * 5 + [1] * 7
     dims = (
         Dim("position", 12, region=region, starts=[0, 5, 12], region_name="sequence", tile=4),
@@ -34,7 +32,7 @@ def test_rows_by_columns_then_heads_by_rows() -> None:
     assert (cells_of(second) == expected).all()
 
 
-def test_one_wrong_element_of_a_million_is_seen() -> None:
+def test_one_wrong_element_of_a_million_is_seen():
     wrong = torch.zeros(1000, 1000, dtype=torch.bool)
     wrong[999, 503] = True
     (picture,) = pictures(wrong, (Dim("m", 1000), Dim("n", 1000)), (999, 503))
@@ -43,13 +41,13 @@ def test_one_wrong_element_of_a_million_is_seen() -> None:
     assert cells.max() == 1
 
 
-def test_the_last_cells_are_smaller_and_still_full() -> None:
+def test_the_last_cells_are_smaller_and_still_full():
     wrong = torch.ones(65, 97, dtype=torch.bool)
     (picture,) = pictures(wrong, (Dim("m", 65), Dim("n", 97)), (0, 0))
     assert (cells_of(picture) == LEVELS).all()
 
 
-def test_vectors_and_scalars() -> None:
+def test_vectors_and_scalars():
     (picture,) = pictures(torch.tensor([False, True, True]), (Dim("row", 3),), (1,))
     assert cells_of(picture).tolist() == [[0, LEVELS, LEVELS]]
     assert picture["worst"] == [0, 1]
@@ -57,7 +55,7 @@ def test_vectors_and_scalars() -> None:
     assert pictures(torch.tensor([[True]]), (Dim("a", 1), Dim("b", 1)), (0, 0)) == ()
 
 
-def test_a_record_stays_small() -> None:
+def test_a_record_stays_small():
     generator = torch.Generator().manual_seed(0)
     wrong = torch.rand(4, 16, 500, 128, generator=generator) < 0.5
     dims = (Dim("batch", 4), Dim("head", 16), Dim("row", 500), Dim("dim", 128))

@@ -1,18 +1,11 @@
 """Kernels that are edited during a run, a search, or before it is resumed."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
-
-if TYPE_CHECKING:
-    from outside_project import Project
-    from tlmatrix.run import RunRecords
 
 _EDIT = """
 FACTOR = 2
@@ -29,7 +22,7 @@ def _edit(how, rows):
 """
 
 
-def _editing(project: Project, rows: str) -> None:
+def _editing(project, rows):
     """A kernel that edits its own file with 4 rows or more, and with 4 ends its process."""
     file = project.folder / f"{project.module}.py"
     text = file.read_text().replace(
@@ -40,8 +33,8 @@ def _editing(project: Project, rows: str) -> None:
     path.write_text(path.read_text().replace("[float32, float16]", "[float32]"))
 
 
-def _by_rows(records: RunRecords) -> dict[int, set[Status]]:
-    found: dict[int, set[Status]] = {}
+def _by_rows(records):
+    found = {}
     for result in records.results:
         found.setdefault(result.values["rows"], set()).add(result.status)
     return found
@@ -49,7 +42,7 @@ def _by_rows(records: RunRecords) -> dict[int, set[Status]]:
 
 @pytest.mark.parametrize("workers", ["auto", "1"])
 @pytest.mark.parametrize("rows", ["[1, 4, 2, 3]", "[1, 5, 2, 3]"])
-def test_no_case_is_judged_after_an_edit(project: Project, workers: str, rows: str) -> None:
+def test_no_case_is_judged_after_an_edit(project, workers, rows):
     """Also if the edited source is imported by a new process, as the last one ended."""
     _editing(project, rows)
     outcome = project.tlmatrix("run", ".", "-n", workers, "--results", "a.jsonl")
@@ -63,7 +56,7 @@ def test_no_case_is_judged_after_an_edit(project: Project, workers: str, rows: s
     assert len({result.sources for result in records.results if result.sources}) <= 2
 
 
-def test_a_resumed_run_repeats_what_passed_before_an_edit(project: Project) -> None:
+def test_a_resumed_run_repeats_what_passed_before_an_edit(project):
     project.spec()
     other = project.folder / "other.yaml"
     other.write_text(
@@ -85,7 +78,7 @@ def test_a_resumed_run_repeats_what_passed_before_an_edit(project: Project) -> N
     assert outcome.code == ExitCode.FINDINGS
 
 
-def test_a_resumed_run_repeats_what_other_versions_and_settings_passed(project: Project) -> None:
+def test_a_resumed_run_repeats_what_other_versions_and_settings_passed(project):
     project.spec()
     project.tlmatrix("run", ".", "-n", "0", "--results", "a.jsonl")
     outcome = project.tlmatrix("run", "--resume", "a.jsonl", "-n", "0", "--seed", "3")
@@ -99,7 +92,7 @@ def test_a_resumed_run_repeats_what_other_versions_and_settings_passed(project: 
     assert "4 cases run again: the results file does not say" in outcome.out
 
 
-def test_a_search_ends_when_its_kernel_is_edited(project: Project) -> None:
+def test_a_search_ends_when_its_kernel_is_edited(project):
     _editing(project, "[1]")
     path = project.folder / "scale.yaml"
     path.write_text(path.read_text() + "fuzz:\n  axes: {rows: 1..300}\n  examples: {quick: 12}\n")

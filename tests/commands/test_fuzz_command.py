@@ -8,7 +8,6 @@ import time
 import pytest
 
 import preloaded_python
-from outside_project import Project
 from tlmatrix.run import Status, read_records
 from tlmatrix.spec.loader import load_spec
 
@@ -19,12 +18,12 @@ fuzz:
 """
 
 
-def _records(project: Project):
+def _records(project):
     (path,) = project.folder.rglob("*.jsonl")
     return read_records(path)
 
 
-def test_a_search_without_failures_exits_with_0_and_records_every_example(project: Project) -> None:
+def test_a_search_without_failures_exits_with_0_and_records_every_example(project):
     project.spec(more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "30")
     assert outcome.code == 0, outcome.out
@@ -37,7 +36,7 @@ def test_a_search_without_failures_exits_with_0_and_records_every_example(projec
     assert path.read_text().count('"record":"case"') == 30
 
 
-def test_errors_of_workers_are_reported_once(project: Project) -> None:
+def test_errors_of_workers_are_reported_once(project):
     rule = 'constraints: ["rows < 3000 or (rows - 4321) ** -1 != 7"]'
     wide = _FUZZ.replace("1..300", "{range: 1..90000, around: [4321]}")
     project.spec(more=f"{wide}  storage: [offset]\n{rule}")
@@ -48,7 +47,7 @@ def test_errors_of_workers_are_reported_once(project: Project) -> None:
     assert "its cases cannot be generated" in " ".join(outcome.out.split())
 
 
-def test_a_fault_is_reported_once_shrunk_and_saved(project: Project) -> None:
+def test_a_fault_is_reported_once_shrunk_and_saved(project):
     path = project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     assert "regressions:" not in path.read_text()  # --save adds the key
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--save")
@@ -63,7 +62,7 @@ def test_a_fault_is_reported_once_shrunk_and_saved(project: Project) -> None:
     assert "FAILED" in replayed.out
 
 
-def test_the_search_continues_after_a_case_that_ends_its_process(project: Project) -> None:
+def test_the_search_continues_after_a_case_that_ends_its_process(project):
     project.spec(how="[right, exit_late]", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "14")
     assert outcome.code == 1, outcome.out
@@ -77,7 +76,7 @@ def test_the_search_continues_after_a_case_that_ends_its_process(project: Projec
     assert "rows=17'" in outcome.out  # where it begins: shrunk in processes of its own
 
 
-def test_faults_of_all_kinds_cost_one_case_each(project: Project) -> None:
+def test_faults_of_all_kinds_cost_one_case_each(project):
     """Also of a case that leaves its process unusable, as a lost CUDA context does."""
     hows = ["right", "skip", "surrogate", "lose_gpu"]
     project.spec(how=f"[{', '.join(hows)}]", rows="[1]", more=_FUZZ)
@@ -98,9 +97,7 @@ def test_faults_of_all_kinds_cost_one_case_each(project: Project) -> None:
         assert printed.count(title) == 1, (title, outcome.out)
 
 
-def test_workers_that_end_between_cases_do_not_end_the_search_of_other_specs(
-    project: Project,
-) -> None:
+def test_workers_that_end_between_cases_do_not_end_the_search_of_other_specs(project):
     project.spec("ends", how="[end_between]", rows="[1]", more=_FUZZ)
     project.spec("scale", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", ".", "-n", "1")
@@ -111,7 +108,7 @@ def test_workers_that_end_between_cases_do_not_end_the_search_of_other_specs(
     assert sum(result.spec == "scale" for result in results) == 12
 
 
-def test_results_of_a_search_that_cannot_be_written(project: Project) -> None:
+def test_results_of_a_search_that_cannot_be_written(project):
     project.spec(more=_FUZZ)
     (project.folder / "file").write_text("")
     outcome = project.tlmatrix("fuzz", ".", "-n", "1", "--results", "file/out.jsonl")
@@ -120,7 +117,7 @@ def test_results_of_a_search_that_cannot_be_written(project: Project) -> None:
     assert "file is not a folder" in outcome.out
 
 
-def test_a_case_that_hangs_is_ended_by_the_timeout(project: Project) -> None:
+def test_a_case_that_hangs_is_ended_by_the_timeout(project):
     project.spec(how="[hang]", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--examples", "1", "--timeout", "1")
     assert outcome.code == 1, outcome.out
@@ -129,7 +126,7 @@ def test_a_case_that_hangs_is_ended_by_the_timeout(project: Project) -> None:
     assert "the case exceeded its time limit" in outcome.out
 
 
-def test_ctrl_c_keeps_the_records_and_reports_the_faults(project: Project) -> None:
+def test_ctrl_c_keeps_the_records_and_reports_the_faults(project):
     project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     words = ("tlmatrix", "fuzz", "scale.yaml", "-n", "1", "--minutes", "5")
     # Not preloaded: the whole process group gets the signal.
@@ -153,7 +150,7 @@ def test_ctrl_c_keeps_the_records_and_reports_the_faults(project: Project) -> No
     assert len(ended) > 5
 
 
-def test_minutes_end_a_search(project: Project) -> None:
+def test_minutes_end_a_search(project):
     project.spec(more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--minutes", "0.05")
     assert outcome.code == 0, outcome.out
@@ -161,7 +158,7 @@ def test_minutes_end_a_search(project: Project) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--examples", "3"), ("--minutes", "0.02")])
-def test_specs_without_values_to_try_are_named(project: Project, words) -> None:
+def test_specs_without_values_to_try_are_named(project, words):
     project.spec()
     outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
     assert outcome.code == 2
@@ -182,7 +179,7 @@ def test_specs_without_values_to_try_are_named(project: Project, words) -> None:
         (("--tier", "fool"), "fool"),
     ],
 )
-def test_invalid_arguments_are_reported_before_anything_runs(project: Project, words, text) -> None:
+def test_invalid_arguments_are_reported_before_anything_runs(project, words, text):
     project.spec(more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
     assert outcome.code == 2

@@ -1,11 +1,8 @@
 """`tlmatrix doctor`, `history`, `copy-spec`, `completion`, and `run --builtin`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,19 +12,16 @@ from tlmatrix.commands.specs import builtin_specs
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import read_records
 
-if TYPE_CHECKING:
-    from outside_project import Project
-
 SPECS = Path(__file__).parents[2] / "specs"
 
 
-def test_every_spec_of_the_kernels_is_built_in() -> None:
+def test_every_spec_of_the_kernels_is_built_in():
     assert {name: path.resolve() for name, path in builtin_specs().items()} == {
         path.stem: path for path in SPECS.glob("*.yaml")
     }
 
 
-def test_a_builtin_spec_runs_and_is_copied(project: Project) -> None:
+def test_a_builtin_spec_runs_and_is_copied(project):
     words = ("-n", "0", "--no-fuzz", "--backend", "interpreter", "--tier", "smoke")
     outcome = project.tlmatrix("run", "--builtin", "atomics", *words)
     assert outcome.code == ExitCode.OK
@@ -46,7 +40,7 @@ def test_a_builtin_spec_runs_and_is_copied(project: Project) -> None:
     assert [line.split()[0] for line in listed] == sorted(builtin_specs())
 
 
-def test_an_unknown_builtin_spec_has_a_suggestion(project: Project) -> None:
+def test_an_unknown_builtin_spec_has_a_suggestion(project):
     outcome = project.tlmatrix("run", "--builtin", "gqa_varlan")
     assert outcome.code == ExitCode.USAGE
     assert "gqa_varlen" in outcome.out
@@ -54,7 +48,7 @@ def test_an_unknown_builtin_spec_has_a_suggestion(project: Project) -> None:
     assert outcome.code == ExitCode.USAGE
 
 
-def test_history_of_a_project(project: Project) -> None:
+def test_history_of_a_project(project):
     project.spec(how="[right, wrong]", rows="[5]")
     assert project.tlmatrix("history", ".").code == ExitCode.USAGE
     for name in ("a", "b"):
@@ -71,7 +65,7 @@ def test_history_of_a_project(project: Project) -> None:
     assert outcome.code == ExitCode.USAGE
 
 
-def test_doctor_says_what_runs_where(project: Project) -> None:
+def test_doctor_says_what_runs_where(project):
     project.spec()
     outcome = project.tlmatrix("doctor")
     assert "tilelang" in outcome.out
@@ -79,7 +73,7 @@ def test_doctor_says_what_runs_where(project: Project) -> None:
     assert "interpreter" in outcome.out
 
 
-def test_doctor_finds_problems(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_problems(project, monkeypatch):
     (project.folder / "specs").mkdir()
     project.spec().rename(project.folder / "specs/one.yaml")
     text = project.spec("two").read_text()
@@ -96,7 +90,7 @@ def test_doctor_finds_problems(project: Project, monkeypatch: pytest.MonkeyPatch
     assert outcome.out.endswith("3 problems\n")
 
 
-def test_doctor_reports_a_gpu_that_pytorch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_gpu_that_pytorch_does_not_see(monkeypatch):
     monkeypatch.setattr(gpus, "count_gpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -108,14 +102,14 @@ def test_doctor_reports_a_gpu_that_pytorch_does_not_see(monkeypatch: pytest.Monk
     assert "hidden by CUDA_VISIBLE_DEVICES=''" in line.text
 
 
-def test_bash_completes_commands_options_and_choices(project: Project) -> None:
+def test_bash_completes_commands_options_and_choices(project):
     pytest.importorskip("shtab", reason="needs shtab: pip install shtab")
     if shutil.which("bash") is None:
         pytest.skip("needs bash")
     script = project.tlmatrix("completion", "bash").out
     (project.folder / "tlmatrix.sh").write_text(script)
 
-    def complete(*words: str) -> list[str]:
+    def complete(*words):
         program = (
             'source tlmatrix.sh; COMP_WORDS=(tlmatrix "$@"); COMP_CWORD=$#; '
             "$(complete -p tlmatrix | sed 's/.*-F \\([^ ]*\\).*/\\1/') tlmatrix; "

@@ -1,22 +1,14 @@
 """`tlmatrix run --shard` and `tlmatrix merge`: all shards make up the run, or the rest is named."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import read_records
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from outside_project import Project
-
-
-def _run_shards(project: Project, count: int, *words: str) -> Path:
+def _run_shards(project, count, *words):
     folder = project.folder / "shards"
     for number in range(1, count + 1):
         outcome = project.tlmatrix(
@@ -29,7 +21,7 @@ def _run_shards(project: Project, count: int, *words: str) -> Path:
     return folder
 
 
-def test_merged_shards_are_the_run(project: Project) -> None:
+def test_merged_shards_are_the_run(project):
     """More shards than groups, so that some are empty."""
     fuzz = "fuzz: {axes: {rows: 20..30}, examples: {quick: 3}}"
     project.spec(how="[right, wrong]", rows="[1, 5]", more=fuzz)
@@ -63,7 +55,7 @@ def test_merged_shards_are_the_run(project: Project) -> None:
 
 
 @pytest.mark.parametrize("other", ["--seed", "versions", "sources"])
-def test_shards_of_several_runs_are_refused_with_both_values(project: Project, other: str) -> None:
+def test_shards_of_several_runs_are_refused_with_both_values(project, other):
     project.spec()
     _run_shards(project, 2, "--times", "")
     file = project.folder / "shards" / "2.jsonl"
@@ -90,9 +82,7 @@ def test_shards_of_several_runs_are_refused_with_both_values(project: Project, o
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_more_shards_than_cases_are_refused_and_an_empty_shard_is_said(
-    project: Project, workers: str
-) -> None:
+def test_more_shards_than_cases_are_refused_and_an_empty_shard_is_said(project, workers):
     project.spec(more="compile_axes: [dtype]")  # four cases, two groups
     words = ("run", ".", "-n", workers, "--times", "")
     outcome = project.tlmatrix(*words, "--shard", "1000/1000")
@@ -104,11 +94,11 @@ def test_more_shards_than_cases_are_refused_and_an_empty_shard_is_said(
     assert "is empty: 2 groups of cases that share kernels" in " ".join(outcome.out.split())
 
 
-def _results(project: Project, name: str):
+def _results(project, name):
     return read_records(project.folder / name).results
 
 
-def test_what_is_missing_is_named_and_nothing_is_written(project: Project) -> None:
+def test_what_is_missing_is_named_and_nothing_is_written(project):
     project.spec(rows="[1, 5]")
     folder = _run_shards(project, 3, "--times", "")
     file = max(folder.iterdir(), key=lambda file: len(read_records(file).results))
@@ -137,7 +127,7 @@ def test_what_is_missing_is_named_and_nothing_is_written(project: Project) -> No
     assert f"shard {number}/3 is missing" in outcome.out
 
 
-def test_shards_of_two_plans_are_not_merged(project: Project) -> None:
+def test_shards_of_two_plans_are_not_merged(project):
     project.spec(rows="[1, 5]")
     folder = _run_shards(project, 2, "--times", "")
     file = folder / "2.jsonl"
@@ -157,7 +147,7 @@ def test_shards_of_two_plans_are_not_merged(project: Project) -> None:
         (("merge", ".", "-o", "x.jsonl"), "merge: no results of shards there"),
     ],
 )
-def test_wrong_arguments(project: Project, words: tuple[str, ...], text: str) -> None:
+def test_wrong_arguments(project, words, text):
     project.spec()
     outcome = project.tlmatrix(*words)
     assert outcome.code == ExitCode.USAGE

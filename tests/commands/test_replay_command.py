@@ -1,18 +1,12 @@
 """Regressions run first; `tlmatrix replay` reports them."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.spec import load_spec
-
-if TYPE_CHECKING:
-    from outside_project import Project
 
 _MORE = """
 regressions:                    # found by fuzzing
@@ -20,25 +14,23 @@ regressions:                    # found by fuzzing
   - {case: {rows: 1, how: wrong}, failed: dx is off, issue: "#3"}
   - {rows: 3, how: raise}
 """
-_FIXED = "cols=8-dtype=float32-how=right-rows=5"
-_WRONG = "cols=8-dtype=float32-how=wrong-rows=1"
 
 
 @pytest.fixture
-def spec(project: Project) -> str:
+def spec(project):
     text = project.spec(more=_MORE).read_text()
     axes = load_spec(project.folder / "scale.yaml").axes
     assert {"cols", "dtype", "how", "rows"} == set(axes), axes
     return text
 
 
-def _id(project: Project, number: int) -> str:
+def _id(project, number):
     from tlmatrix.matrix import expand
 
     return list(expand(load_spec(project.folder / "scale.yaml"), "smoke"))[number].id
 
 
-def test_each_regression_is_fixed_failed_or_an_error(project: Project, spec: str) -> None:
+def test_each_regression_is_fixed_failed_or_an_error(project, spec):
     outcome = project.tlmatrix("replay", "scale.yaml", "-n", "0")
     assert outcome.code == ExitCode.FINDINGS, outcome.out
     lines = outcome.out.splitlines()
@@ -53,7 +45,7 @@ def test_each_regression_is_fixed_failed_or_an_error(project: Project, spec: str
     assert (project.folder / "scale.yaml").read_text() == spec
 
 
-def test_a_regression_that_ends_its_process_is_an_error(project: Project) -> None:
+def test_a_regression_that_ends_its_process_is_an_error(project):
     project.spec(more="regressions: [{how: exit}, {how: right}]\n")
     outcome = project.tlmatrix("replay")
     assert outcome.code == ExitCode.USAGE  # No folder `specs`, and no spec was named.
@@ -63,14 +55,14 @@ def test_a_regression_that_ends_its_process_is_an_error(project: Project) -> Non
     assert re.search(r"^FIXED   scale.yaml::.*how=right", outcome.out, re.MULTILINE)
 
 
-def test_specs_without_regressions_need_no_run(project: Project) -> None:
+def test_specs_without_regressions_need_no_run(project):
     project.spec()
     outcome = project.tlmatrix("replay", ".")
     assert (outcome.code, outcome.out) == (ExitCode.OK, "no regressions\n")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_regressions_run_first_with_and_without_workers(project: Project, workers: int) -> None:
+def test_regressions_run_first_with_and_without_workers(project, workers):
     project.spec(rows="[1, 2, 3, 4, 5, 6]", more="regressions: [{rows: 9}, {rows: 3}, {rows: 8}]\n")
     path = project.folder / "found.jsonl"
     outcome = project.tlmatrix("run", ".", "-n", str(workers), "--results", str(path))
@@ -78,7 +70,7 @@ def test_regressions_run_first_with_and_without_workers(project: Project, worker
     records = [json.loads(line) for line in path.read_text().splitlines()]
     origins = {each["case"]: each["origin"] for each in records if each["record"] == "case"}
     assert len(origins) == 14
-    ran: dict[str, list[str]] = {}
+    ran = {}
     for each in records:
         if each["record"] == "start":
             ran.setdefault(each["worker"], []).append(origins[each["case"]])

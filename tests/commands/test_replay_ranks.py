@@ -1,17 +1,11 @@
 """A fault on several ranks is found, saved with its `world`, and replayed."""
 
-from __future__ import annotations
-
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.spec import load_spec
-
-if TYPE_CHECKING:
-    from outside_project import Project
 
 _ENTRY = """
 import torch
@@ -51,13 +45,13 @@ fuzz:
 
 
 @pytest.fixture
-def spec(project: Project):
+def spec(project):
     for name, fault in _FAULTS.items():
         (project.folder / f"{name}_gather.py").write_text(dedent(_ENTRY.replace("FAULT", fault)))
     return project.folder / "gather.yaml"
 
 
-def test_a_regression_of_three_ranks_is_failed_then_fixed_or_an_error(project, spec) -> None:
+def test_a_regression_of_three_ranks_is_failed_then_fixed_or_an_error(project, spec):
     spec.write_text(_SPEC.replace("ENTRY", "wrong_gather"))
     searched = project.tlmatrix("fuzz", "gather.yaml", "-n", "1", "--save")
     assert searched.code == ExitCode.FINDINGS, searched.out

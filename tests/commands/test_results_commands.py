@@ -1,19 +1,11 @@
 """`tlmatrix show` and `diff` on results files of `run` and `fuzz`, and their reports for CI."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from tlmatrix.exit_codes import ExitCode
 
-if TYPE_CHECKING:
-    import pytest
 
-    from outside_project import Project
-
-
-def test_show_prints_what_the_run_printed(project: Project) -> None:
+def test_show_prints_what_the_run_printed(project):
     project.spec(how="[right, wrong]", rows="[5]")
     ran = project.tlmatrix("run", ".", "-n", "0", "--results", "a.jsonl")
     shown = project.tlmatrix("show", "a.jsonl")
@@ -27,7 +19,7 @@ def test_show_prints_what_the_run_printed(project: Project) -> None:
     assert "no results in" in outcome.out
 
 
-def test_diff_of_a_fixed_kernel(project: Project) -> None:
+def test_diff_of_a_fixed_kernel(project):
     project.spec(how="[right, wrong]", rows="[5]")
     project.tlmatrix("run", ".", "-n", "0", "--results", "a.jsonl")
     project.tlmatrix("run", ".", "-n", "0", "-k", "how=right", "--results", "b.jsonl")
@@ -42,7 +34,7 @@ def test_diff_of_a_fixed_kernel(project: Project) -> None:
     assert "no such file: none.jsonl" in outcome.out
 
 
-def test_a_search_is_shown_compared_and_published(project: Project) -> None:
+def test_a_search_is_shown_compared_and_published(project):
     project.spec(how="[right, wrong]", rows="[5]", more="fuzz: {examples: {quick: 4}}")
     words = ("-n", "1", "--results")
     outcome = project.tlmatrix("fuzz", ".", *words, "a.jsonl", "--github", "--junitxml", "a.xml")
@@ -56,7 +48,7 @@ def test_a_search_is_shown_compared_and_published(project: Project) -> None:
     assert outcome.code == ExitCode.OK
 
 
-def test_reports_for_ci(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_for_ci(project, monkeypatch):
     project.spec(how="[right, wrong]", rows="[5]")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.folder / "summary.md"))
     monkeypatch.setenv("GITHUB_WORKSPACE", str(project.folder))

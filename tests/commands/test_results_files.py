@@ -1,21 +1,15 @@
 """Results files that are incomplete, damaged or of another version; outputs of commands."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from report.synthetic import case, recorded
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import RecordsWriter, Status, read_records
-
-if TYPE_CHECKING:
-    from outside_project import Project
 
 _READERS = (
     ("show", "a.jsonl"),
@@ -28,7 +22,7 @@ _READERS = (
 )
 
 
-def _recorded(project: Project) -> Path:
+def _recorded(project):
     """A run of three cases that passed, all that were planned."""
     file = project.folder / "a.jsonl"
     file.unlink(missing_ok=True)
@@ -40,7 +34,7 @@ def _recorded(project: Project) -> Path:
     return file
 
 
-def test_an_incomplete_run_is_said_and_exits_with_1(project: Project) -> None:
+def test_an_incomplete_run_is_said_and_exits_with_1(project):
     file = _recorded(project)
     text = file.read_text()
     assert project.tlmatrix("show", "a.jsonl").code == ExitCode.OK
@@ -59,7 +53,7 @@ def test_an_incomplete_run_is_said_and_exits_with_1(project: Project) -> None:
     assert "tlmatrix run --resume a.jsonl" in outcome.out
 
 
-def test_a_run_plans_its_cases(project: Project) -> None:
+def test_a_run_plans_its_cases(project):
     project.spec(how="[wrong, right]")
     for words in (("-x", "-n", "0"), ("-x", "-n", "1")):
         project.tlmatrix("run", ".", "--results", "b.jsonl", *words)
@@ -70,7 +64,7 @@ def test_a_run_plans_its_cases(project: Project) -> None:
 
 
 @pytest.mark.parametrize("words", _READERS, ids=" ".join)
-def test_a_file_of_another_format_is_refused(project: Project, words: tuple[str, ...]) -> None:
+def test_a_file_of_another_format_is_refused(project, words):
     file = _recorded(project)
     first, *rest = file.read_text().splitlines(keepends=True)
     header = json.loads(first) | {"format": 7, "versions": {"tlmatrix": "9.1"}}
@@ -95,9 +89,7 @@ def test_a_file_of_another_format_is_refused(project: Project, words: tuple[str,
         ('{"record":"case"', "[" * 100_000),
     ],
 )
-def test_damaged_records_are_no_internal_error(
-    project: Project, words: tuple[str, ...], old: str, new: str
-) -> None:
+def test_damaged_records_are_no_internal_error(project, words, old, new):
     file = _recorded(project)
     recorded(file, [case(4, Status.FAILED)])
     assert old in file.read_text()
@@ -116,9 +108,7 @@ def test_damaged_records_are_no_internal_error(
     ],
 )
 @pytest.mark.parametrize("output", ["/dev/full", "file/below.yaml", "folder.yaml"])
-def test_an_output_that_cannot_be_written_exits_with_3(
-    project: Project, words: tuple[str, ...], option: str, output: str
-) -> None:
+def test_an_output_that_cannot_be_written_exits_with_3(project, words, option, output):
     _recorded(project)
     (project.folder / "file").touch()
     (project.folder / "folder.yaml").mkdir()
@@ -132,7 +122,7 @@ def test_an_output_that_cannot_be_written_exits_with_3(
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_standard_output_that_is_full_exits_with_3(project: Project) -> None:
+def test_a_standard_output_that_is_full_exits_with_3(project):
     _recorded(project)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -1,11 +1,8 @@
 """`tlmatrix run`: runs in one process, `--lf`, `--resume`, `-k`, and the number of workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,29 +12,24 @@ from tlmatrix.run import read_records
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import load_spec
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outside_project import Project
-
 FIRST = "cols=3-dtype=float16-how=right-rows=5"
 
 
-def _run(project: Project, *words: str, seconds: float = 120) -> tuple[int, str]:
+def _run(project, *words, seconds=120):
     """`tlmatrix run` in a process of its own, as from a shell."""
     process = project.start("tlmatrix", "run", *words, "--backend", "interpreter")
     out, _ = process.communicate(timeout=seconds)
     return process.returncode, out
 
 
-def _recorded(file: Path) -> list[dict[str, Any]]:
+def _recorded(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 # One process, or workers ---------------------------------------------------------------------
 
 
-def test_a_small_run_has_one_process(project: Project) -> None:
+def test_a_small_run_has_one_process(project):
     project.spec(how="[right, wrong]")
     code, out = _run(project, ".", "--results", "out.jsonl")
     assert code == ExitCode.FINDINGS, out
@@ -50,9 +42,7 @@ def test_a_small_run_has_one_process(project: Project) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit", "hang"])
-def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
-    project: Project, how: str
-) -> None:
+def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(project, how):
     project.spec(how=f"[right, {how}, wrong]", rows="[5]")
     code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "1.5")
     assert code == ExitCode.FINDINGS, out
@@ -68,7 +58,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
     )
 
 
-def test_exitfirst_stops_after_a_case_that_ends_its_process(project: Project) -> None:
+def test_exitfirst_stops_after_a_case_that_ends_its_process(project):
     project.spec(how="[exit]", rows="[5]")
     code, out = _run(project, ".", "-x", "--results", "out.jsonl")
     assert code == ExitCode.FINDINGS, out
@@ -76,15 +66,13 @@ def test_exitfirst_stops_after_a_case_that_ends_its_process(project: Project) ->
     assert "tlmatrix run --resume out.jsonl" in out
 
 
-def test_workers_are_used_if_they_save_time(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_are_used_if_they_save_time(project, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(4)))
     path = project.spec(rows="[1, 5, 7, 9]")
     planned = plan(load_spec(path))
     cases = list(planned.cases())
 
-    def workers(each: float | None, *, times: int = 1, compiled: bool = False) -> int:
+    def workers(each, *, times=1, compiled=False):
         seconds = {} if each is None else {(path, case.id): each for case in cases}
         wanted = [SelectedCases(planned, path, path.name, cases * times)]
         return worker_count(wanted, seconds, compiled=compiled)
@@ -97,7 +85,7 @@ def test_workers_are_used_if_they_save_time(
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
-def test_recorded_durations_determine_the_number_of_workers(project: Project) -> None:
+def test_recorded_durations_determine_the_number_of_workers(project):
     project.spec(rows="[1, 2, 3, 4]")
     workers = []
     for _ in range(2):
@@ -116,7 +104,7 @@ def test_recorded_durations_determine_the_number_of_workers(project: Project) ->
 # Earlier runs ---------------------------------------------------------------------------------
 
 
-def test_lf_runs_the_failed_cases_until_none_fails(project: Project) -> None:
+def test_lf_runs_the_failed_cases_until_none_fails(project):
     path = project.spec(how="[right, wrong]", rows="[5]")
     nothing = project.tlmatrix("run", "--lf", str(path), "-n", "0", "-k", "how=right")
     assert "--lf: there is no earlier run; running every case" in nothing.out
@@ -135,7 +123,7 @@ def test_lf_runs_the_failed_cases_until_none_fails(project: Project) -> None:
     assert "4 cases in" in out
 
 
-def test_lf_leaves_out_cases_that_a_spec_no_longer_has(project: Project) -> None:
+def test_lf_leaves_out_cases_that_a_spec_no_longer_has(project):
     project.spec(how="[wrong]", rows="[5, 7]")
     project.tlmatrix("run", ".", "-n", "0")
     project.spec(how="[wrong]", rows="[5]")
@@ -145,7 +133,7 @@ def test_lf_leaves_out_cases_that_a_spec_no_longer_has(project: Project) -> None
     assert "2 cases in" in outcome.out
 
 
-def test_lf_runs_a_fuzz_case_that_is_no_longer_generated(project: Project) -> None:
+def test_lf_runs_a_fuzz_case_that_is_no_longer_generated(project):
     fuzz = "fuzz: {axes: {rows: 20..30}, examples: {quick: %d}}"
     project.spec(how="[wrong]", rows="[5]", more=fuzz % 4)
     project.tlmatrix("run", ".", "-n", "0", "-k", "fuzz")
@@ -155,7 +143,7 @@ def test_lf_runs_a_fuzz_case_that_is_no_longer_generated(project: Project) -> No
     assert "4 failed" in outcome.out
 
 
-def test_resume_without_a_file_continues_the_last_run_with_its_k(project: Project) -> None:
+def test_resume_without_a_file_continues_the_last_run_with_its_k(project):
     project.spec(how="[right, wrong]", rows="[5, 7]")
     project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "dtype=float16 and rows=5")
     outcome = project.tlmatrix("run", "--resume", "-n", "0")
@@ -165,7 +153,7 @@ def test_resume_without_a_file_continues_the_last_run_with_its_k(project: Projec
     assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
 
 
-def test_resume_without_a_run_names_the_folder(project: Project) -> None:
+def test_resume_without_a_run_names_the_folder(project):
     project.spec()
     outcome = project.tlmatrix("run", "--resume")
     assert outcome.code == ExitCode.USAGE
@@ -175,7 +163,7 @@ def test_resume_without_a_run_names_the_folder(project: Project) -> None:
 # Arguments -----------------------------------------------------------------------------------
 
 
-def test_cases_are_selected_by_node_id(project: Project) -> None:
+def test_cases_are_selected_by_node_id(project):
     project.spec(rows="[1, 5]")
     second = FIRST.replace("16", "32")
     outcome = project.tlmatrix("run", f"scale.yaml::{FIRST}", f"scale.yaml::{second}", "-n", "0")
@@ -188,7 +176,7 @@ def test_cases_are_selected_by_node_id(project: Project) -> None:
 
 @pytest.mark.parametrize("workers", ["0", "2", "auto"])
 @pytest.mark.parametrize("select", ["(", "rows=", "rows=5 and"])
-def test_an_invalid_k_is_one_line(project: Project, workers: str, select: str) -> None:
+def test_an_invalid_k_is_one_line(project, workers, select):
     project.spec()
     outcome = project.tlmatrix("run", ".", "-n", workers, "-k", select)
     assert outcome.code == ExitCode.USAGE
@@ -204,7 +192,7 @@ def test_an_invalid_k_is_one_line(project: Project, workers: str, select: str) -
     assert not list(project.folder.rglob("*.jsonl"))
 
 
-def test_k_invalid_selects_invalid_inputs(project: Project) -> None:
+def test_k_invalid_selects_invalid_inputs(project):
     project.spec(rows="[5]", more="invalid_inputs: {right: {how: refuse}}")
     for outcome in (
         project.tlmatrix("run", ".", "-n", "0", "-k", "invalid"),
@@ -214,7 +202,7 @@ def test_k_invalid_selects_invalid_inputs(project: Project) -> None:
         assert "1 passed" in outcome.out
 
 
-def test_an_unknown_option_gets_the_usage_of_its_command(project: Project) -> None:
+def test_an_unknown_option_gets_the_usage_of_its_command(project):
     project.spec()
     outcome = project.tlmatrix("run", "--resum-last", "scale.yaml")
     assert outcome.code == ExitCode.USAGE
@@ -222,14 +210,14 @@ def test_an_unknown_option_gets_the_usage_of_its_command(project: Project) -> No
     assert "unrecognized arguments: --resum-last" in outcome.out
 
 
-def test_paths_may_follow_options(project: Project) -> None:
+def test_paths_may_follow_options(project):
     project.spec("one")
     project.spec("two")
     outcome = project.tlmatrix("run", "one.yaml", "-n", "0", "two.yaml")
     assert "8 cases of 2 specs" in outcome.out
 
 
-def test_quiet_prints_findings_and_the_last_line_and_verbose_every_case(project: Project) -> None:
+def test_quiet_prints_findings_and_the_last_line_and_verbose_every_case(project):
     project.spec(how="[right, wrong]", rows="[5]")
     quiet = project.tlmatrix("run", ".", "-q", "-n", "0").out.strip().splitlines()
     assert quiet[0] == "1. scale: failed in 2 cases"

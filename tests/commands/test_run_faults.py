@@ -1,22 +1,16 @@
 """Faults that must not hide a failure or lose a run: each is injected in `run` and `pytest`."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import Project, wait_until
+from outside_project import wait_until
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
-
-if TYPE_CHECKING:
-    from tlmatrix.run.result import CaseResult
 
 RAISES = {
     "skip": "raises Skipped: not today",
@@ -32,7 +26,7 @@ ENDS = ("abort", "segfault", "killed")
 """Faults that end their process."""
 
 
-def _results(file: Path) -> dict[str, CaseResult]:
+def _results(file):
     """The results of a run by the axis `how`, of cases with float32."""
     found = read_records(file)
     assert not found.problems
@@ -44,7 +38,7 @@ def _results(file: Path) -> dict[str, CaseResult]:
     }
 
 
-def _check_raised(results: dict[str, CaseResult]) -> None:
+def _check_raised(results):
     for how, title in RAISES.items():
         result = results[how]
         assert result.status is Status.ERROR, how
@@ -58,7 +52,7 @@ def _check_raised(results: dict[str, CaseResult]) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "pytest"])
-def test_what_an_entry_raises_is_a_finding_of_its_case(project: Project, command: str) -> None:
+def test_what_an_entry_raises_is_a_finding_of_its_case(project, command):
     project.spec(how=f"[right, {', '.join(RAISES)}]", rows="[5]")
     file = project.folder / "out.jsonl"
     if command == "run":
@@ -75,7 +69,7 @@ def test_what_an_entry_raises_is_a_finding_of_its_case(project: Project, command
 
 
 @pytest.mark.parametrize("command", ["run", "pytest"])
-def test_faults_with_workers_cost_no_other_case(project: Project, command: str) -> None:
+def test_faults_with_workers_cost_no_other_case(project, command):
     project.spec(
         how=f"[right, {', '.join(RAISES)}, {', '.join(ENDS)}, fork, memory_once, wrong]", rows="[5]"
     )
@@ -131,7 +125,7 @@ def allocated(gigabytes):
 """A GPU with 80 GiB that processes share, as a module of a project."""
 
 
-def test_a_case_that_runs_out_of_memory_beside_others_runs_again_alone(project: Project) -> None:
+def test_a_case_that_runs_out_of_memory_beside_others_runs_again_alone(project):
     """Needs 30 of 80 GiB, more than others leave, and more than there is."""
     project.spec(how="[right]", rows="[30, 31, 32, 33, 60, 61, 90]")
     (project.folder / "device.py").write_text(_DEVICE)
@@ -156,7 +150,7 @@ def test_a_case_that_runs_out_of_memory_beside_others_runs_again_alone(project: 
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "full"])
-def test_results_that_cannot_be_written_are_one_line(project: Project, place: str) -> None:
+def test_results_that_cannot_be_written_are_one_line(project, place):
     project.spec(rows="[5]")
     (project.folder / "file").write_text("")
     (project.folder / "full.jsonl").symlink_to("/dev/full")
@@ -173,16 +167,14 @@ def test_results_that_cannot_be_written_are_one_line(project: Project, place: st
 
 
 @pytest.mark.parametrize("command", ["run", "pytest"])
-def test_a_disk_that_fills_up_leaves_the_report(
-    project: Project, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_disk_that_fills_up_leaves_the_report(project, monkeypatch, command):
     from tlmatrix.run import records
 
     project.spec(how="[right, wrong]", rows="[5]")
     write = records.os.write
     left = [3]
 
-    def filling(file: int, data: bytes) -> int:
+    def filling(file, data):
         if not data.lstrip().startswith(b'{"record"'):
             return write(file, data)
         left[0] -= 1
@@ -204,7 +196,7 @@ def test_a_disk_that_fills_up_leaves_the_report(
     assert "Traceback" not in outcome.out
 
 
-def test_a_case_that_pytest_skips_or_cannot_run_is_in_the_results(project: Project) -> None:
+def test_a_case_that_pytest_skips_or_cannot_run_is_in_the_results(project):
     project.spec(rows="[5]")
     (project.folder / "conftest.py").write_text(
         "import pytest\n\n\ndef pytest_runtest_setup(item):\n"
@@ -226,9 +218,7 @@ def test_a_case_that_pytest_skips_or_cannot_run_is_in_the_results(project: Proje
     "words",
     [("tlmatrix", "run", "."), ("pytest", ".", "-n", "2"), ("tlmatrix", "fuzz", ".", "-n", "2")],
 )
-def test_workers_end_when_the_main_process_is_killed(
-    project: Project, words: tuple[str, ...]
-) -> None:
+def test_workers_end_when_the_main_process_is_killed(project, words):
     project.spec(how="[stuck]", rows="[5]", more="fuzz: {examples: {quick: 4}}")
     process = project.start(*words)
     file = project.folder / "processes"
@@ -240,7 +230,7 @@ def test_workers_end_when_the_main_process_is_killed(
     wait_until(lambda: not any(map(_runs, workers)), 2)
 
 
-def _runs(stat: Path) -> bool:
+def _runs(stat):
     try:
         return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -251,9 +241,7 @@ def _runs(stat: Path) -> bool:
     ("words", "times"), [(("tlmatrix", "run", "."), 1000), (("pytest", ".", "-q"), 1)]
 )
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_ctrl_c_keeps_the_way_to_continue(
-    project: Project, words: tuple[str, ...], times: int, workers: str
-) -> None:
+def test_ctrl_c_keeps_the_way_to_continue(project, words, times, workers):
     project.spec(how="[slow]", rows="[1, 2, 3]")
     process = project.start(*words, "-n", workers)
     files = project.folder.rglob
@@ -268,9 +256,7 @@ def test_ctrl_c_keeps_the_way_to_continue(
     assert read_records(file).summary is None
 
 
-def test_workers_hide_gpus_from_specs_alone(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_hide_gpus_from_specs_alone(project, monkeypatch):
     """A test beside specs may need several GPUs, and skipped where it saw one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     project.spec(how="[gpus]", rows="[5, 6]")

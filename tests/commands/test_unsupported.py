@@ -2,7 +2,6 @@
 
 import pytest
 
-from outside_project import Project
 from tlmatrix.run import Status, read_records
 
 _FUZZ = """\
@@ -13,17 +12,17 @@ fuzz:
 _WHY = "the interpreter does not model T.call_extern"
 
 
-def _said(outcome) -> str:
+def _said(outcome):
     """Its words, wherever lines end."""
     return " ".join(outcome.out.split())
 
 
-def _statuses(project: Project) -> set[Status]:
+def _statuses(project):
     (path,) = project.folder.rglob("*.jsonl")
     return {result.status for result in read_records(path).results}
 
 
-def test_skipped_cases_are_counted_in_the_last_line(project: Project) -> None:
+def test_skipped_cases_are_counted_in_the_last_line(project):
     project.spec(how="[right, unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0")
     assert outcome.code == 0, outcome.out
@@ -34,21 +33,21 @@ def test_skipped_cases_are_counted_in_the_last_line(project: Project) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_run_of_unsupported_cases_alone_fails(project: Project, workers: str) -> None:
+def test_a_run_of_unsupported_cases_alone_fails(project, workers):
     project.spec(how="[unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", workers)
     assert outcome.code == 1, outcome.out
     assert "2 skipped (2 unsupported); nothing was judged" in _said(outcome)
 
 
-def test_pytest_fails_if_all_cases_are_unsupported(project: Project) -> None:
+def test_pytest_fails_if_all_cases_are_unsupported(project):
     project.spec(how="[unknown]", rows="[1]")
     outcome = project.pytest("scale.yaml")
     assert outcome.code == 1, outcome.out
     assert "tlmatrix: nothing was judged" in _said(outcome)
 
 
-def test_pytest_succeeds_with_other_tests_and_reports_unsupported_cases(project: Project) -> None:
+def test_pytest_succeeds_with_other_tests_and_reports_unsupported_cases(project):
     project.spec(how="[unknown]", rows="[1]")
     (project.folder / "test_own.py").write_text("def test_own():\n    pass\n")
     outcome = project.pytest("scale.yaml", "test_own.py")
@@ -56,7 +55,7 @@ def test_pytest_succeeds_with_other_tests_and_reports_unsupported_cases(project:
     assert "tlmatrix: nothing was judged" in _said(outcome)
 
 
-def test_with_fail_every_case_is_an_error_with_its_command(project: Project) -> None:
+def test_with_fail_every_case_is_an_error_with_its_command(project):
     project.spec(how="[right, unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "fail")
     assert outcome.code == 1, outcome.out
@@ -65,7 +64,7 @@ def test_with_fail_every_case_is_an_error_with_its_command(project: Project) -> 
     assert _statuses(project) == {Status.PASSED, Status.ERROR}
 
 
-def test_the_configuration_can_set_fail(project: Project) -> None:
+def test_the_configuration_can_set_fail(project):
     (project.folder / "pyproject.toml").write_text('[tool.tlmatrix]\nunsupported = "fail"\n')
     project.spec(how="[right, unknown]", rows="[1]")
     assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == 1
@@ -81,7 +80,7 @@ def test_the_configuration_can_set_fail(project: Project) -> None:
         ("[right, unknown]", ("--unsupported", "fail"), 1, "unsupported: not judged"),
     ],
 )
-def test_fuzzing_reports_unsupported_cases(project: Project, how, more, code, words) -> None:
+def test_fuzzing_reports_unsupported_cases(project, how, more, code, words):
     project.spec(how=how, rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", *more)
     assert outcome.code == code, outcome.out

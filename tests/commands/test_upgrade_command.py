@@ -1,27 +1,17 @@
 """`tlmatrix upgrade`, with the installed release on both sides."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from tlmatrix.commands import upgrade
 from tlmatrix.commands.upgrade import InstallError
 from tlmatrix.exit_codes import ExitCode
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from outside_project import Project
-
 INTERPRETED = ("--backend", "interpreter", "-n", "0")
 RELEASE = version("tilelang")
 
 
-def test_both_releases_run_and_the_same_command_continues(project: Project) -> None:
+def test_both_releases_run_and_the_same_command_continues(project):
     project.spec(how="[right, wrong]", rows="[5]")
     first = project.tlmatrix("upgrade", "..", ".", *INTERPRETED)
     assert first.code == ExitCode.OK, first.out
@@ -44,7 +34,7 @@ def test_both_releases_run_and_the_same_command_continues(project: Project) -> N
     assert len(list(project.folder.glob(".tlmatrix/upgrade-*"))) == 2
 
 
-def test_arguments(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments(project, monkeypatch):
     project.spec()
     outcome = project.tlmatrix("upgrade", "..", ".", "--arch", "hopper")
     assert outcome.code == ExitCode.USAGE
@@ -54,7 +44,7 @@ def test_arguments(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome.code == ExitCode.USAGE
         assert f"upgrade {releases}: write OLD..NEW" in outcome.out
 
-    def refused(_release: str, _starting: object) -> Path:
+    def refused(_release, _starting):
         raise InstallError("no such release")
 
     monkeypatch.setattr(upgrade, "python_with", refused)
@@ -63,9 +53,7 @@ def test_arguments(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TileLang 9.9 cannot be installed: no such release" in outcome.out
 
 
-def test_a_release_that_cannot_be_imported_or_run(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_cannot_be_imported_or_run(project, monkeypatch):
     project.spec(how="[right]", rows="[5]")
     false = project.folder / "python"
     false.write_text("#!/bin/sh\necho 'ImportError: no libnvrtc' >&2\nexit 1\n")
@@ -81,9 +69,7 @@ def test_a_release_that_cannot_be_imported_or_run(
     assert "0.1.7, interpreter: did not run: ImportError: no libnvrtc" in outcome.out
 
 
-def test_times_are_taken_after_all_values_and_again_if_they_were_interrupted(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_taken_after_all_values_and_again_if_they_were_interrupted(project, monkeypatch):
     project.spec(how="[right]", rows="[5]")
     project.tlmatrix("run", ".", "-n", "0", "--results", str(project.folder / "values.jsonl"))
     stands_in = project.folder / "python"

@@ -1,7 +1,5 @@
 """The page of keys and the schema are as the models are now."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -11,17 +9,17 @@ from tlmatrix.spec.expr.expression import FUNCTIONS
 from tlmatrix.spec.schema import PAGE, SCHEMA_PATH, SECTIONS, json_schema_text, page
 
 
-def test_the_reference_is_up_to_date() -> None:
+def test_the_reference_is_up_to_date():
     written = PAGE.read_text(encoding="utf-8")
     assert written == page(), "run: python -m tlmatrix.spec.schema"
 
 
-def test_the_shipped_schema_is_up_to_date() -> None:
+def test_the_shipped_schema_is_up_to_date():
     written = SCHEMA_PATH.read_text(encoding="utf-8")
     assert written == json_schema_text(), "run: python -m tlmatrix.spec.schema"
 
 
-def test_every_key_is_described_with_an_example() -> None:
+def test_every_key_is_described_with_an_example():
     text = page()
     for title, model in SECTIONS:
         section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
@@ -33,7 +31,7 @@ def test_every_key_is_described_with_an_example() -> None:
             assert examples.startswith(f"`{key}: "), key
 
 
-def test_links_lead_to_sections() -> None:
+def test_links_lead_to_sections():
     text = page()
     anchors = {title.lower().replace(" ", "-") for title, _ in SECTIONS}
     links = set(re.findall(r"\(#([^)]*)\)", text))
@@ -41,7 +39,7 @@ def test_links_lead_to_sections() -> None:
     assert links <= anchors
 
 
-def test_the_page_of_the_language_has_all_functions_and_an_example_that_loads() -> None:
+def test_the_page_of_the_language_has_all_functions_and_an_example_that_loads():
     language = (PAGE.parent / "spec.md").read_text(encoding="utf-8")
     assert ", ".join(f"`{name}`" for name in FUNCTIONS) in language
     (example,) = re.findall(
@@ -50,7 +48,7 @@ def test_the_page_of_the_language_has_all_functions_and_an_example_that_loads() 
     assert parse_spec(example).axes["rows"] == (1, 63, 64, 65)
 
 
-def test_the_examples_of_the_keys_of_a_spec_load() -> None:
+def test_the_examples_of_the_keys_of_a_spec_load():
     """Each alone, in a spec that has what it refers to."""
     names = ("dtype", "head_dim", "window", "causal", "backward", "groups", "seqlens")
     base = {
@@ -79,5 +77,5 @@ def test_the_examples_of_the_keys_of_a_spec_load() -> None:
 
 
 @pytest.mark.parametrize("word", ["TODO", "object at 0x", "PydanticUndefined", "!!"])
-def test_the_reference_has_no_leftovers(word: str) -> None:
+def test_the_reference_has_no_leftovers(word):
     assert word not in page()

@@ -1,7 +1,5 @@
 """A run on several processes, which cases end in every way."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import re
@@ -21,19 +19,19 @@ from tlmatrix.engine.pool import CtrlC, Pool
 from tlmatrix.engine.worker import WorkerSettings, worker_main
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.options.table import RunOptions
-from tlmatrix.run import CaseResult, RecordsWriter, Status, read_records
+from tlmatrix.run import RecordsWriter, Status, read_records
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import load_spec
 
 
-def _results(path: Path) -> dict[str, Status]:
+def _results(path):
     return {result.case: result.status for result in read_records(path).results}
 
 
 class _Spawning:
     """An executor from outside of the package, whose workers are new processes."""
 
-    def start(self, settings: WorkerSettings, name: str, gpu: str, _job: object):
+    def start(self, settings, name, gpu, _job):
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=worker_main, args=(theirs, settings, name, gpu))
@@ -42,12 +40,12 @@ class _Spawning:
         return process, ours
 
 
-def test_an_executor_is_one_class(project: Project) -> None:
+def test_an_executor_is_one_class(project):
     path = project.spec(how="[right, exit, wrong]", rows="[5]")
     group = CaseGroup("scale.yaml", tuple(plan(load_spec(path)).cases()))
     settings = WorkerSettings(RunOptions({"backend": "interpreter"}))
     records = RecordsWriter(project.folder / "out.jsonl")
-    reported: list[CaseResult] = []
+    reported = []
     work = Cases([group], settings, records, reported.append)
     with CtrlC().deferred() as ctrl_c:
         Pool(work, settings, records, 1, GpuAssignment(()), ctrl_c, _Spawning()).run()
@@ -65,7 +63,7 @@ class _Crashing:
     out: str
     file: Path
 
-    def started(self) -> list[tuple[str, str]]:
+    def started(self):
         """(case, worker) of every case that began."""
         records = map(json.loads, self.file.read_text().splitlines())
         return [
@@ -74,7 +72,7 @@ class _Crashing:
 
 
 @pytest.fixture(scope="module")
-def crashing(tmp_path_factory: pytest.TempPathFactory) -> _Crashing:
+def crashing(tmp_path_factory):
     project = Project(tmp_path_factory.mktemp("crashing"))
     path = project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
     path.write_text(path.read_text().replace("axes:", "axes:\n  values: [normal, large, ramp]"))
@@ -89,7 +87,7 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> _Crashing:
     return _Crashing(process.returncode, out, project.folder / "out.jsonl")
 
 
-def test_a_command_that_starts_no_worker_ends_their_server(project: Project) -> None:
+def test_a_command_that_starts_no_worker_ends_their_server(project):
     """One that still imports would keep the output of the command open."""
     project.spec()
     words = ("tlmatrix", "run", "scale.yaml", "-k", "(")
@@ -102,7 +100,7 @@ def test_a_command_that_starts_no_worker_ends_their_server(project: Project) -> 
     process.communicate()
 
 
-def _of_session(session: int) -> list[str]:
+def _of_session(session):
     """The processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -113,9 +111,9 @@ def _of_session(session: int) -> list[str]:
     return found
 
 
-def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing: _Crashing) -> None:
+def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing):
     assert crashing.code == 1, crashing.out
-    by_how: dict[str, list[Status]] = {}
+    by_how = {}
     for case, status in _results(crashing.file).items():
         by_how.setdefault(re.search(r"how=(\w+)", case)[1], []).append(status)
     assert by_how == {
@@ -128,13 +126,13 @@ def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing: _Cras
     assert "the process ended while this case was running" in crashing.out
 
 
-def test_a_case_that_ended_its_worker_is_not_run_again(crashing: _Crashing) -> None:
+def test_a_case_that_ended_its_worker_is_not_run_again(crashing):
     cases = [case for case, _ in crashing.started()]
     assert len(cases) == len(set(cases)) == 27
 
 
-def test_cases_that_share_kernels_run_on_one_worker(crashing: _Crashing) -> None:
-    workers: dict[str, set[str]] = {}
+def test_cases_that_share_kernels_run_on_one_worker(crashing):
+    workers = {}
     for case, worker in crashing.started():
         kernels = case.partition("-values=")[0]
         workers.setdefault(kernels, set()).add(worker)

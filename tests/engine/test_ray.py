@@ -1,23 +1,15 @@
 """`run --ray` and `fuzz --ray` on a cluster of two nodes, of which one is killed in the middle."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outside_project import Project
 
 _FUZZ = """\
 fuzz:
@@ -27,9 +19,7 @@ fuzz:
 
 
 @pytest.mark.parametrize("command", ["run", "fuzz"])
-def test_without_ray_the_extra_is_named(
-    project: Project, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_without_ray_the_extra_is_named(project, monkeypatch, command):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     project.spec(more=_FUZZ)
     outcome = project.tlmatrix(command, ".", "--ray")
@@ -37,13 +27,13 @@ def test_without_ray_the_extra_is_named(
     assert "pip install 'tlmatrix[ray]'" in outcome.out
 
 
-def _counted(file: Path) -> Counter[str]:
+def _counted(file):
     """How many results the file has of each case."""
     lines = map(json.loads, file.read_text().splitlines())
     return Counter(line["case"] for line in lines if line["record"] == "case")
 
 
-def test_a_killed_node_loses_nothing_and_nothing_counts_twice(project: Project) -> None:
+def test_a_killed_node_loses_nothing_and_nothing_counts_twice(project):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'tlmatrix[ray]'")
     from ray.cluster_utils import Cluster
 
@@ -55,7 +45,7 @@ def test_a_killed_node_loses_nothing_and_nothing_counts_twice(project: Project) 
     )
     first, second = (cluster.add_node(num_cpus=1) for _ in range(2))
 
-    def kill_when_half_done() -> None:
+    def kill_when_half_done():
         while not file.exists() or file.read_text().count('"record":"case"') < 8:
             time.sleep(0.1)
         cluster.remove_node(second, allow_graceful=False)
@@ -89,7 +79,7 @@ def test_a_killed_node_loses_nothing_and_nothing_counts_twice(project: Project) 
 @pytest.mark.skipif(
     os.environ.get("TLMATRIX_TEST_RAY") != "all", reason="takes 40 s: make test-ray"
 )
-def test_a_search_on_a_cluster_loses_nothing_with_a_killed_node(project: Project) -> None:
+def test_a_search_on_a_cluster_loses_nothing_with_a_killed_node(project):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'tlmatrix[ray]'")
     from ray.cluster_utils import Cluster
 
@@ -102,7 +92,7 @@ def test_a_search_on_a_cluster_loses_nothing_with_a_killed_node(project: Project
     _, second = (cluster.add_node(num_cpus=1) for _ in range(2))
     killed = []
 
-    def kill_in_the_middle() -> None:
+    def kill_in_the_middle():
         while not file.exists() or file.read_text().count('"record":"case"') < 8:
             time.sleep(0.1)
         cluster.remove_node(second, allow_graceful=False)

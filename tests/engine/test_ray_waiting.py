@@ -1,7 +1,5 @@
 """What tasks of a Ray cluster wait for is said after seconds, and given up after minutes."""
 
-from __future__ import annotations
-
 from tlmatrix.engine.ray import GIVE_UP_AFTER, NOTE_AFTER, ClusterState, Resources, Waiting
 
 _ONE, _FOUR_GPUS = Resources(), Resources(gpus=4)
@@ -10,14 +8,14 @@ _ONE, _FOUR_GPUS = Resources(), Resources(gpus=4)
 class _Cluster:
     """A cluster and a clock that tests set."""
 
-    def __init__(self, *nodes: Resources, free: Resources) -> None:
+    def __init__(self, *nodes, free):
         self.state = ClusterState(nodes, free)
         self.now = 0.0
         self.notes: list[str] = []
         self.waiting = Waiting(self.notes.append, state=lambda: self.state, clock=lambda: self.now)
 
-    def look(self, needs: set[Resources], *, until: float, busy: bool = False) -> dict:
-        found: dict = {}
+    def look(self, needs, *, until, busy=False):
+        found = {}
         while self.now < until:
             self.now += 2
             if busy:
@@ -26,7 +24,7 @@ class _Cluster:
         return found
 
 
-def test_a_busy_cluster_is_said_once_and_never_given_up() -> None:
+def test_a_busy_cluster_is_said_once_and_never_given_up():
     cluster = _Cluster(Resources(4), Resources(8), free=Resources(0))
     assert not cluster.look({_ONE}, until=NOTE_AFTER - 2)
     assert cluster.notes == []
@@ -38,13 +36,13 @@ def test_a_busy_cluster_is_said_once_and_never_given_up() -> None:
     assert "Ctrl-C stops" in note
 
 
-def test_nothing_is_said_while_a_task_runs() -> None:
+def test_nothing_is_said_while_a_task_runs():
     cluster = _Cluster(Resources(4), free=Resources(0))
     assert not cluster.look({_ONE}, until=GIVE_UP_AFTER, busy=True)
     assert cluster.notes == []
 
 
-def test_what_no_node_has_is_given_up() -> None:
+def test_what_no_node_has_is_given_up():
     cluster = _Cluster(Resources(16, 2), Resources(16, 2), free=Resources(32, 4))
     assert not cluster.look({_ONE, _FOUR_GPUS}, until=GIVE_UP_AFTER - 2)
     (note,) = cluster.notes
@@ -58,7 +56,7 @@ def test_what_no_node_has_is_given_up() -> None:
     }
 
 
-def test_a_node_that_joins_in_time_ends_the_wait() -> None:
+def test_a_node_that_joins_in_time_ends_the_wait():
     cluster = _Cluster(free=Resources(0))
     cluster.look({_ONE}, until=GIVE_UP_AFTER - 10)
     assert "it has no node" in cluster.notes[0]

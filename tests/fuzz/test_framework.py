@@ -3,15 +3,12 @@
 `make fuzz-framework` does so with 5,000 specs; here a few.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from generated_specs import made_text, scratched_text
@@ -21,11 +18,6 @@ from tlmatrix.fuzz.strategies import cases
 from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import SpecError, parse_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tlmatrix.spec.issues import Issue
 
 SPECS = int(os.environ.get("TLMATRIX_FRAMEWORK_SPECS", "24"))
 FIRST = int(os.environ.get("TLMATRIX_FRAMEWORK_FIRST", "0"))
@@ -38,8 +30,8 @@ class TooLongError(Exception):
 
 
 @contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    def stop(*_: object) -> None:
+def limited(seconds):
+    def stop(*_):
         raise TooLongError(f"more than {seconds} seconds")
 
     before = signal.signal(signal.SIGPROF, stop)
@@ -51,12 +43,12 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def outcome(text: str) -> str:
+def outcome(text):
     """What becomes of a spec: "cases", or "errors", each at a place of the file."""
     return located(issues_of(text), text)
 
 
-def located(issues: Sequence[Issue], text: str) -> str:
+def located(issues, text):
     lines = text.count("\n") + text.count("\r") + 1
     for issue in issues:
         assert issue.path == Path("made.yaml")
@@ -66,7 +58,7 @@ def located(issues: Sequence[Issue], text: str) -> str:
     return "errors" if issues else "cases"
 
 
-def issues_of(text: str) -> Sequence[Issue]:
+def issues_of(text):
     """What is wrong with a spec; where nothing is, there are cases, and others can be drawn."""
     try:
         spec = parse_spec(text, "made.yaml")
@@ -80,11 +72,9 @@ def issues_of(text: str) -> Sequence[Issue]:
 
 
 @pytest.mark.timeout(300 + SPECS)
-def test_any_spec_gives_cases_or_located_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_spec_gives_cases_or_located_errors(tmp_path, monkeypatch):
     monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path))
-    found: Counter[str] = Counter()
+    found = Counter()
     for number in range(FIRST, FIRST + SPECS):
         text = made_text(number)
         try:
@@ -97,8 +87,8 @@ def test_any_spec_gives_cases_or_located_errors(
     assert found["errors"] > SPECS // 10
 
 
-def test_scratched_text_loads_or_has_located_errors() -> None:
-    found: Counter[str] = Counter()
+def test_scratched_text_loads_or_has_located_errors():
+    found = Counter()
     for number in range(400):
         text = scratched_text(number)
         try:

@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 
-from outside_project import Project
 from tlmatrix.run import Status, read_records
 
 _FUZZ = """\
@@ -15,17 +14,17 @@ fuzz:
 """
 
 
-def _listed(project: Project, *more: str) -> list[str]:
+def _listed(project, *more):
     out = project.pytest(".", "-q", "-n", "0", "--collect-only", *more).out
     return [line for line in out.splitlines() if "::" in line]
 
 
-def _results(project: Project):
+def _results(project):
     (path,) = project.folder.rglob("*.jsonl")
     return read_records(path).results
 
 
-def test_fuzz_cases_run_after_the_tier(project: Project) -> None:
+def test_fuzz_cases_run_after_the_tier(project):
     project.spec(more=_FUZZ)
     listed = _listed(project)
     assert len(listed) == len(set(listed)) == 4 + 8
@@ -35,12 +34,12 @@ def test_fuzz_cases_run_after_the_tier(project: Project) -> None:
     assert listed[4:] != _listed(project, "--tlmatrix-seed", "7")[4:]
 
 
-def test_spec_without_examples_is_not_fuzzed(project: Project) -> None:
+def test_spec_without_examples_is_not_fuzzed(project):
     project.spec(more="fuzz: {axes: {rows: 1..300}, examples: {nightly: 8}}\n")
     assert len(_listed(project)) == 4
 
 
-def test_workers_share_fuzz_cases(project: Project) -> None:
+def test_workers_share_fuzz_cases(project):
     project.spec(more=_FUZZ)
     outcome = project.pytest(".", "-q", "-n", "2")
     assert outcome.code == pytest.ExitCode.OK, outcome.out
@@ -52,7 +51,7 @@ def test_workers_share_fuzz_cases(project: Project) -> None:
     assert path.read_text().count('"record":"start"') == 12
 
 
-def test_failing_fuzz_case_is_shrunk_and_reported(project: Project) -> None:
+def test_failing_fuzz_case_is_shrunk_and_reported(project):
     project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "fuzz and how=wrong")
     assert outcome.code == 1, outcome.out
@@ -66,7 +65,7 @@ def test_failing_fuzz_case_is_shrunk_and_reported(project: Project) -> None:
     assert "numeric: y" in again.out
 
 
-def test_fuzz_case_runs_again_by_id(project: Project) -> None:
+def test_fuzz_case_runs_again_by_id(project):
     project.spec(more=_FUZZ)
     node = _listed(project)[-1].strip()
     assert project.tlmatrix("repro", node).code == 0
@@ -75,7 +74,7 @@ def test_fuzz_case_runs_again_by_id(project: Project) -> None:
     assert "the axis cols has no value '7'" in outside.out
 
 
-def test_crashing_fuzz_case_is_recorded(project: Project) -> None:
+def test_crashing_fuzz_case_is_recorded(project):
     project.spec(how="[exit]", rows="[1]", more=_FUZZ.replace("8}", "1}"))
     outcome = project.pytest(".", "-q", "-n", "1", "-k", "fuzz")
     assert outcome.code == pytest.ExitCode.TESTS_FAILED, outcome.out
@@ -84,7 +83,7 @@ def test_crashing_fuzz_case_is_recorded(project: Project) -> None:
     assert f"tlmatrix repro '{result.node}'" in outcome.out
 
 
-def test_known_bugs_of_fuzz_cases_are_not_failures(project: Project) -> None:
+def test_known_bugs_of_fuzz_cases_are_not_failures(project):
     ledger = """\
 known_bugs:
   - {when: how == 'wrong' and rows > 1, issue: "#1", expires: 2999-01-01}

@@ -1,7 +1,5 @@
 """Strategies for the cases of a spec: values, critical lengths, and shrinking."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import Phase, find, given, settings
@@ -32,11 +29,6 @@ from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL, usual_distribu
 from tlmatrix.problem.sharding import parts as split
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 from tlmatrix.spec.values import canonical, sides_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tlmatrix.spec.model.spec import Spec
 
 SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
 PACKED = """\
@@ -73,13 +65,11 @@ fuzz:
 """
 
 
-def drawn(
-    spec: Spec, count: int, tier: str = "quick", at_most: dict[str, int] | None = None
-) -> list[Case]:
+def drawn(spec, count, tier="quick", at_most=None):
     return generate_cases(cases(spec, tier, at_most=at_most), count=count, first=2)
 
 
-def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
+def shrunk(spec, wanted):
     """The simplest case that is wanted.
 
     The first one found is not random: it may be a climbing batch, of which Hypothesis can only
@@ -89,23 +79,23 @@ def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
     return find(cases(spec), wanted, settings=limits, random=Random(0))
 
 
-def of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def of(case):
     return sides_of(case["seqlens"])
 
 
-def changed(spec: Spec, case: Case) -> dict[str, object]:
+def changed(spec, case):
     """What of a case is not the first value of its axis."""
     return {name: case[name] for name in spec.axes if case[name] != spec.axes[name][0]}
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_cases_of_project_specs_are_valid(path: Path) -> None:
+def test_cases_of_project_specs_are_valid(path):
     spec = load_spec(path)
-    found: list[Case] = []
+    found = []
 
     @settings(max_examples=60, deadline=None, database=None, phases=[Phase.generate])
     @given(cases(spec))  # no health check is suppressed, so any would fail this
-    def collect(case: Case) -> None:
+    def collect(case):
         found.append(case)
 
     collect()
@@ -122,7 +112,7 @@ def test_cases_of_project_specs_are_valid(path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [PACKED, DENSE], ids=["packed", "dense"])
-def test_constraints_over_ranges_hold_by_construction(text: str) -> None:
+def test_constraints_over_ranges_hold_by_construction(text):
     spec = parse_spec(text)
     found = drawn(spec, 300)
     assert not [case for case in found if broken_constraints(spec, case)]
@@ -131,7 +121,7 @@ def test_constraints_over_ranges_hold_by_construction(text: str) -> None:
     assert len(numbers - listed) > 15
 
 
-def test_200_cases_cover_critical_lengths() -> None:
+def test_200_cases_cover_critical_lengths():
     found = [of(case) for case in drawn(parse_spec(PACKED), 200)]
     queries, keys = (
         [length for batch in side for length in batch] for side in zip(*found, strict=True)
@@ -157,10 +147,10 @@ def test_200_cases_cover_critical_lengths() -> None:
 
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize("name", ["gqa_dense", "gqa_varlen", "decode_paged"])
-def test_windows_begin_at_edges_of_tiles_although_no_length_is_at_one(name: str, tile: int) -> None:
+def test_windows_begin_at_edges_of_tiles_although_no_length_is_at_one(name, tile):
     spec = load_spec(Path(__file__).parents[2] / f"specs/{name}.yaml")
 
-    def begins(case: Case, window: object) -> bool:
+    def begins(case, window):
         if type(window) is not int:
             return False
         seqlen = case.values.get("seqlen_k")
@@ -176,7 +166,7 @@ def test_windows_begin_at_edges_of_tiles_although_no_length_is_at_one(name: str,
     assert sum(begins(case, case["window"]) for case in drawn(spec, 600)) >= 2
 
 
-def test_batches_climb_over_the_edge_of_a_tile() -> None:
+def test_batches_climb_over_the_edge_of_a_tile():
     found = [of(case) for case in drawn(parse_spec(PACKED), 200)]
     climbs = [
         (q, k) for q, k in found if len(k) == 5 and k == tuple(range(k[0], k[0] + 5)) and k[0]
@@ -188,7 +178,7 @@ def test_batches_climb_over_the_edge_of_a_tile() -> None:
 
 
 @pytest.mark.parametrize("relation", ["same", "independent", "longer"])
-def test_climbing_batches_stay_in_their_ranges(relation: str) -> None:
+def test_climbing_batches_stay_in_their_ranges(relation):
     found = climbing_batches(Span(0, 70), Span(3, 140), [64], relation, None)
     assert bool(found) == (relation != "longer")
     for batch in found:
@@ -200,7 +190,7 @@ def test_climbing_batches_stay_in_their_ranges(relation: str) -> None:
     assert climbing_batches(Span(1, 1), Span(0, 40), [64], "independent", 1) == ()
 
 
-def test_query_lengths_are_drawn_relative_to_keys() -> None:
+def test_query_lengths_are_drawn_relative_to_keys():
     pairs = [
         pair for case in drawn(parse_spec(PACKED), 200) for pair in zip(*of(case), strict=True)
     ]
@@ -208,7 +198,7 @@ def test_query_lengths_are_drawn_relative_to_keys() -> None:
     assert sum((k - q) % 64 == 0 for q, k in apart) > len(apart) / 16
 
 
-def test_related_span_is_at_an_edge_within_bounds() -> None:
+def test_related_span_is_at_an_edge_within_bounds():
     whole, others, tiles = Span(5, 300), [17, 290, -40], [16, 64]
     spans = {related_span(whole, others, tiles, index) for index in range(0, 4000, 7)}
     assert len(spans) > 100
@@ -223,12 +213,12 @@ def test_related_span_is_at_an_edge_within_bounds() -> None:
         )
 
 
-def test_related_span_without_an_edge_is_everything() -> None:
+def test_related_span_without_an_edge_is_everything():
     assert related_span(Span(3, 9), [1], [64], 4) == Span(3, 9)
 
 
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_shared_span_begins_a_part_beside_an_edge(parts: int) -> None:
+def test_shared_span_begins_a_part_beside_an_edge(parts):
     whole = Span(5, 700)
     fewer = Span(5, max(5, parts - 1))
     spans = {shared_span(whole, parts, [64, 48], index) for index in range(600)} - {whole}
@@ -249,7 +239,7 @@ def test_shared_span_begins_a_part_beside_an_edge(parts: int) -> None:
     assert {shared_span(Span(0, 60), parts, [], index) for index in range(40)} == few
 
 
-def test_rows_of_a_rank_begin_beside_the_edge_of_a_tile() -> None:
+def test_rows_of_a_rank_begin_beside_the_edge_of_a_tile():
     spec = load_spec(Path(__file__).parents[2] / "specs/all_gather_gemm.yaml")
     beside = Counter(
         rows.start % 64
@@ -261,7 +251,7 @@ def test_rows_of_a_rank_begin_beside_the_edge_of_a_tile() -> None:
     assert max(beside[5], beside[30]) < 20
 
 
-def test_some_ranks_have_nothing_of_each_sharded_size() -> None:
+def test_some_ranks_have_nothing_of_each_sharded_size():
     specs = Path(__file__).parents[2] / "specs"
     sizes = {
         "all_gather_gemm": "mn",
@@ -276,7 +266,7 @@ def test_some_ranks_have_nothing_of_each_sharded_size() -> None:
             assert sum(0 < size < world for size, world in numbers) > 2, (name, axis)
 
 
-def test_some_cases_have_several_tiles_along_all_sizes() -> None:
+def test_some_cases_have_several_tiles_along_all_sizes():
     found = drawn(parse_spec(DENSE), 200)
     large = [case for case in found if min(case["m"], case["n"], case["k"]) > 256]
     assert len(large) > 10
@@ -290,21 +280,21 @@ def test_some_cases_have_several_tiles_along_all_sizes() -> None:
         ("shorter", lambda q, k: all(b <= a for a, b in zip(q, k, strict=True))),
     ],
 )
-def test_key_lengths_follow_the_spec(keys: str, holds: Callable[..., bool]) -> None:
+def test_key_lengths_follow_the_spec(keys, holds):
     spec = parse_spec(PACKED.replace("k: independent", f"k: {keys}"))
     found = [of(case) for case in drawn(spec, 100)]
     assert all(holds(q, k) for q, k in found)
     assert keys == "same" or any(q != k for q, k in found)
 
 
-def test_constraint_on_lengths_holds() -> None:
+def test_constraint_on_lengths_holds():
     rule = "constraints:\n  - len(seqlens) < 3 and sum(seqlens.q) > 0"
     found = [of(case) for case in drawn(parse_spec(PACKED.replace("constraints:", rule)), 120)]
     assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
     assert len({q for q, _ in found}) > 10
 
 
-def test_plain_packed_axis_and_own_range() -> None:
+def test_plain_packed_axis_and_own_range():
     spec = parse_spec(TWO_PACKINGS)
     found = [case.values for case in drawn(spec, 60)]
     assert all(isinstance(each["seqlens"], list) for each in found)
@@ -314,7 +304,7 @@ def test_plain_packed_axis_and_own_range() -> None:
     assert len({str(each["counts"]) for each in found}) > 20
 
 
-def test_lengths_stay_in_their_ranges() -> None:
+def test_lengths_stay_in_their_ranges():
     old = "sequences: 1..8, length: 0..300, around: [192], k: independent"
     few = parse_spec(PACKED.replace(old, "sequences: 2..3, q: 1, k: 5..9"))
     for case in drawn(few, 60):
@@ -352,9 +342,7 @@ def test_lengths_stay_in_their_ranges() -> None:
     ],
     ids=["long", "long keys", "axes", "a window of the range", "a neighbour"],
 )
-def test_cases_shrink_to_the_simplest(
-    wanted: Callable[[Case], bool], seqlens: object, axes: dict[str, object]
-) -> None:
+def test_cases_shrink_to_the_simplest(wanted, seqlens, axes):
     spec = parse_spec(PACKED)
     case = shrunk(spec, wanted)
     assert case["seqlens"] == seqlens
@@ -363,13 +351,13 @@ def test_cases_shrink_to_the_simplest(
     assert found == axes
 
 
-def test_sizes_shrink_to_the_least_valid_ones() -> None:
+def test_sizes_shrink_to_the_least_valid_ones():
     spec = parse_spec(DENSE)
     case = shrunk(spec, lambda case: case["n"] > 128 and case["k"] >= 48)
     assert (case["m"], case["n"], case["k"], case["transpose_a"]) == (0, 129, 48, False)
 
 
-def test_most_cases_have_configurations_of_the_tier() -> None:
+def test_most_cases_have_configurations_of_the_tier():
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     own = set(case_domain(spec, "quick").configurations)
     deciding = case_domain(spec, "quick").fixed
@@ -380,7 +368,7 @@ def test_most_cases_have_configurations_of_the_tier() -> None:
     assert len(set(found) & own) > 0.6 * len(own)
 
 
-def test_configurations_can_be_chosen() -> None:
+def test_configurations_can_be_chosen():
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     domain = case_domain(spec, "quick")
     one = next(each for each in domain.configurations.values() if each["causal"])
@@ -391,7 +379,7 @@ def test_configurations_can_be_chosen() -> None:
     assert len({case["window"] for case in found}) > 20
 
 
-def test_jobs_on_gpus_use_one_configuration() -> None:
+def test_jobs_on_gpus_use_one_configuration():
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     key = partial(family_for(spec).compile_key, spec)
     tier = {key(case.values) for case in expand(spec, compile_key=key)}
@@ -404,7 +392,7 @@ def test_jobs_on_gpus_use_one_configuration() -> None:
         assert kernels <= tier
 
 
-def test_domain_of_shared_kernels_has_no_value_that_needs_others() -> None:
+def test_domain_of_shared_kernels_has_no_value_that_needs_others():
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     domain = case_domain(spec, "quick")
     values = next(case.values for case in expand(spec) if case["window"] is not None)
@@ -416,7 +404,7 @@ def test_domain_of_shared_kernels_has_no_value_that_needs_others() -> None:
     assert both.free == domain.free
 
 
-def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> None:
+def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled():
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     key = partial(family_for(spec).compile_key, spec)
     tier = {key(case.values) for case in expand(spec, compile_key=key)}
@@ -426,7 +414,7 @@ def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> No
     assert len({case["window"] for case in found}) > 5
 
 
-def test_cases_of_shared_kernels_are_the_same_in_every_process() -> None:
+def test_cases_of_shared_kernels_are_the_same_in_every_process():
     """Workers of pytest-xdist collect them, each with its own hashes of strings."""
     path = next(path for path in SPECS if path.stem == "gqa_dense")
     code = (
@@ -447,7 +435,7 @@ def test_cases_of_shared_kernels_are_the_same_in_every_process() -> None:
     assert [case.id for case in here] == other.split()
 
 
-def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
+def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus():
     for name in ("reduce_scatter_two_level", "sequence_attention_varlen"):
         spec = load_spec(next(path for path in SPECS if path.stem == name))
         worlds = {case["world"] for case in drawn(spec, 100)}
@@ -473,26 +461,26 @@ def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
         ("[2, 4]", "world == 2 or m > 1", {2}),
     ],
 )
-def test_at_most_excludes_larger_numbers_unless_none_remain(world, rule, worlds) -> None:
+def test_at_most_excludes_larger_numbers_unless_none_remain(world, rule, worlds):
     text = DENSE.replace("axes: {dtype", f"axes: {{world: {world}, dtype", 1)
     text = text.replace("constraints:\n", f"constraints:\n  - {rule}\n")
     found = drawn(parse_spec(text), 60, at_most={"world": 2})
     assert {case["world"] for case in found} == worlds
 
 
-def test_at_most_limits_a_range() -> None:
+def test_at_most_limits_a_range():
     ranged = DENSE.replace("m: 0..300,", "m: 10..300,")
     assert {case["m"] for case in drawn(parse_spec(ranged), 80, at_most={"m": 12})} >= {1, 10, 12}
     below = drawn(parse_spec(ranged), 20, at_most={"m": 5})
     assert {case["m"] for case in below} == {1}
 
 
-def test_tier_restricts_the_values() -> None:
+def test_tier_restricts_the_values():
     spec = parse_spec(PACKED + "tiers: {quick: {strategy: first, axes: {groups: [3]}}}\n")
     assert {case["groups"] for case in drawn(spec, 30)} == {3}
 
 
-def test_optional_axes_are_generated() -> None:
+def test_optional_axes_are_generated():
     spec = parse_spec(PACKED.replace("fuzz:", "fuzz:\n  storage: [offset, expanded]"))
     found = drawn(spec, 200)
     values = Counter(case["values"] for case in found)
@@ -514,7 +502,7 @@ def test_optional_axes_are_generated() -> None:
     assert (case["max_seqlen_k"], of(case)) == (3, ((0,), (0,)))
 
 
-def test_listed_maximum_length_is_raised() -> None:
+def test_listed_maximum_length_is_raised():
     listed = "max_seqlen_q: [none, 100]\n  seqlens: [[17, 64], [1]]"
     spec = parse_spec(PACKED.replace("seqlens: [[17, 64], [1]]", listed, 1))
     found = [(case["max_seqlen_q"], max(of(case)[0])) for case in drawn(spec, 100)]
@@ -522,7 +510,7 @@ def test_listed_maximum_length_is_raised() -> None:
     assert all(told in (None, real) for told, real in found if real > 100)
 
 
-def test_listed_optional_axis_keeps_its_values() -> None:
+def test_listed_optional_axis_keeps_its_values():
     spec = parse_spec(PACKED.replace("  scale:", "  values: [ramp]\n  scale:"))
     assert {case["values"] for case in drawn(spec, 30)} == {"ramp"}
 
@@ -574,7 +562,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
-def test_invalid_fuzz_sections_are_located_errors(text: str, message: str) -> None:
+def test_invalid_fuzz_sections_are_located_errors(text, message):
     with pytest.raises(SpecError) as caught:
         cases(parse_spec(text))
     assert [str(issue) for issue in caught.value.issues] == [f"<spec>:{message}"]
@@ -599,7 +587,7 @@ fuzz: {axes: {m: 64..9000, n: 1..9000, k: 2..9000}}
         "m + n + k == 8192 or m < 400 and n < 100",
     ],
 )
-def test_constraints_of_long_ranges_hold(rules: str) -> None:
+def test_constraints_of_long_ranges_hold(rules):
     spec = parse_spec(LONG.replace("RULES", ", ".join(f'"{each}"' for each in rules.split(", "))))
     began = time.process_time()
     found = drawn(spec, 60)
@@ -609,7 +597,7 @@ def test_constraints_of_long_ranges_hold(rules: str) -> None:
     assert len({(case["m"], case["n"], case["k"]) for case in found}) > 30
 
 
-def test_a_search_that_takes_too_long_is_an_error_at_the_constraint(monkeypatch) -> None:
+def test_a_search_that_takes_too_long_is_an_error_at_the_constraint(monkeypatch):
     monkeypatch.setattr("tlmatrix.matrix.constraints._SEARCHED", 1000)
     rule = "m == 64 or (m * m * n + n * k) % 99991 == 99990"
     spec = parse_spec(LONG.replace("RULES", f'"{rule}"'))
@@ -617,7 +605,7 @@ def test_a_search_that_takes_too_long_is_an_error_at_the_constraint(monkeypatch)
         drawn(spec, 60)
 
 
-def test_unknown_tier_raises() -> None:
+def test_unknown_tier_raises():
     with pytest.raises(ValueError, match="unknown tier 'quik'"):
         cases(parse_spec(PACKED), "quik")
 
@@ -636,7 +624,7 @@ axes:
 """
 
 
-def test_packed_axes_without_a_fuzz_section() -> None:
+def test_packed_axes_without_a_fuzz_section():
     found = [case["expert_counts"] for case in drawn(parse_spec(SIDELESS), 100)]
     assert {len(each) for each in found} == set(range(1, 9))
     lengths = {length for each in found for length in each}
@@ -644,20 +632,20 @@ def test_packed_axes_without_a_fuzz_section() -> None:
     assert max(lengths) > 250
 
 
-def test_seqlens_with_numbers_is_not_packed() -> None:
+def test_seqlens_with_numbers_is_not_packed():
     text = SIDELESS.replace(
         "expert_counts: [[3, 0], [17]]", "expert_counts: [[3]]\n  seqlens: [64]"
     )
     assert {case["seqlens"] for case in drawn(parse_spec(text), 20)} == {64}
 
 
-def test_listed_lengths_replace_those_a_constraint_cannot_evaluate() -> None:
+def test_listed_lengths_replace_those_a_constraint_cannot_evaluate():
     rule = "constraints:\n  - {require: 60 // max(expert_counts) > 2, because: of memory}\n"
     for case in drawn(parse_spec(SIDELESS + rule), 60):
         assert 0 < max(case["expert_counts"]) <= 20
 
 
-def test_case_of_generated_lengths_is_found_by_id() -> None:
+def test_case_of_generated_lengths_is_found_by_id():
     spec = parse_spec(SIDELESS)
     case = Case("moe", {"expert_counts": [5, 0, 64], "values": "ramp"}, "fuzz")
     assert find_case(spec, case.id).values == case.values
@@ -678,7 +666,7 @@ fuzz:
 """
 
 
-def test_one_size_goes_beyond_its_range_while_others_are_least() -> None:
+def test_one_size_goes_beyond_its_range_while_others_are_least():
     values = [case.values for case in drawn(parse_spec(ALONE), 300)]
     beyond = [each for each in values if each["rows"] > 9]
     assert 10 < len(beyond) < 50
@@ -698,6 +686,6 @@ def test_one_size_goes_beyond_its_range_while_others_are_least() -> None:
         ("range: 1..9, alone", "alone", "no range that it could be above; add range"),
     ],
 )
-def test_a_size_alone_must_be_above_its_range(before: str, after: str, words: str) -> None:
+def test_a_size_alone_must_be_above_its_range(before, after, words):
     with pytest.raises(SpecError, match=words):
         parse_spec(ALONE.replace(before, after))

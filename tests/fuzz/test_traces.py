@@ -1,9 +1,5 @@
 """Lengths replayed from a serving log, and errors in one."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import find, settings
 
@@ -11,11 +7,6 @@ from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.strategies import cases
 from tlmatrix.spec import SpecError, load_spec
 from tlmatrix.spec.values import sides_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tlmatrix.spec.model.spec import Spec
 
 SPEC = """\
 name: replayed
@@ -42,25 +33,25 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 CONTEXTS = [374, 396, 879, 91, 91, 381, 1313]
 
 
-def spec_with(folder: Path, options: str, name: str = "log.csv", log: str = LOG) -> Spec:
+def spec_with(folder, options, name="log.csv", log=LOG):
     (folder / name).write_text(log)
     path = folder / "spec.yaml"
     path.write_text(SPEC.replace("OPTIONS", options))
     return load_spec(path)
 
 
-def batches(spec: Spec, count: int = 60) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def batches(spec, count=60):
     return [sides_of(case["seqlens"]) for case in generate_cases(cases(spec), count=count, first=1)]
 
 
-def replayed(found: list[tuple[tuple[int, ...], tuple[int, ...]]], log: list[int]) -> list[bool]:
+def replayed(found, log):
     """Of each batch, whether its lengths follow one another in the log, which begins again."""
     round_and_round = log * 3
     places = range(len(log))
     return [any(list(q) == round_and_round[at : at + len(q)] for at in places) for q, _ in found]
 
 
-def test_half_of_the_batches_are_consecutive_requests(tmp_path: Path) -> None:
+def test_half_of_the_batches_are_consecutive_requests(tmp_path):
     spec = spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     follow = replayed(found, CONTEXTS)
@@ -80,12 +71,12 @@ def test_half_of_the_batches_are_consecutive_requests(tmp_path: Path) -> None:
         ("log.csv", "q\n" + "\n".join(map(str, CONTEXTS))),
     ],
 )
-def test_json_and_csv_are_equivalent(tmp_path: Path, name: str, log: str) -> None:
+def test_json_and_csv_are_equivalent(tmp_path, name, log):
     usual = batches(spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}"))
     assert batches(spec_with(tmp_path, f"trace: {name}", name, log)) == usual
 
 
-def test_key_lengths_have_their_own_column(tmp_path: Path) -> None:
+def test_key_lengths_have_their_own_column(tmp_path):
     spec = spec_with(
         tmp_path, "k: independent, trace: {file: log.csv, q: GeneratedTokens, k: ContextTokens}"
     )
@@ -94,21 +85,21 @@ def test_key_lengths_have_their_own_column(tmp_path: Path) -> None:
     assert 20 < sum(found) < 50
 
 
-def test_trace_has_key_lengths_if_queries_have_a_range(tmp_path: Path) -> None:
+def test_trace_has_key_lengths_if_queries_have_a_range(tmp_path):
     spec = spec_with(tmp_path, "q: 1, trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     assert {length for q, _ in found for length in q} == {1}
     assert sum(replayed([(k, q) for q, k in found], CONTEXTS)) > 20
 
 
-def test_requests_outside_length_are_skipped(tmp_path: Path) -> None:
+def test_requests_outside_length_are_skipped(tmp_path):
     spec = spec_with(tmp_path, "length: 0..400, trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     assert max(max(q) for q, _ in found) <= 400
     assert sum(replayed(found, [374, 396, 91, 91, 381])) > 20
 
 
-def test_replayed_batch_shrinks_to_the_shortest_lengths(tmp_path: Path) -> None:
+def test_replayed_batch_shrinks_to_the_shortest_lengths(tmp_path):
     spec = spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}")
     limits = settings(max_examples=2000, database=None, deadline=None)
     case = find(cases(spec), lambda case: max(sides_of(case["seqlens"])[0]) > 800, settings=limits)
@@ -151,9 +142,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "log", "message"), BAD.values(), ids=BAD)
-def test_errors_in_a_trace_are_located(
-    tmp_path: Path, options: str, log: str, message: str
-) -> None:
+def test_errors_in_a_trace_are_located(tmp_path, options, log, message):
     with pytest.raises(SpecError) as caught:
         cases(spec_with(tmp_path, options, log=log))
     (issue,) = caught.value.issues
@@ -174,14 +163,14 @@ def test_errors_in_a_trace_are_located(
         ("log.txt", "1 2", "spec.yaml:10:37: a trace is .csv, .json or .jsonl, not .txt"),
     ],
 )
-def test_errors_in_other_formats(tmp_path: Path, name: str, log: str, message: str) -> None:
+def test_errors_in_other_formats(tmp_path, name, log, message):
     with pytest.raises(SpecError) as caught:
         cases(spec_with(tmp_path, f"trace: {name}", name, log))
     (issue,) = caught.value.issues
     assert str(issue).startswith(f"{tmp_path}/{message}")
 
 
-def test_trace_that_is_not_text(tmp_path: Path) -> None:
+def test_trace_that_is_not_text(tmp_path):
     spec = spec_with(tmp_path, OPTION)
     (tmp_path / "log.csv").write_bytes(LOG.encode() + b"\xff\xfe")
     with pytest.raises(SpecError) as caught:

@@ -16,18 +16,18 @@ def doubled(X, Y, step):
             Y[tile * step + i] = 2 * X[tile * step + i]
 
 
-def _double(step: int) -> dict[str, object]:
+def _double(step):
     return answers(*[lambda n=n: doubled(step)(torch.zeros(n), fresh(n)) for n in (5, 130)])
 
 
-def test_disjoint_tiles_are_free_of_races_and_cover_the_output() -> None:
+def test_disjoint_tiles_are_free_of_races_and_cover_the_output():
     found = _double(64)
     assert found["races of Y"].answer == "proven"
     assert found["coverage of Y"].answer == "proven"
     assert found["overflow"].answer == "proven"
 
 
-def test_overlapping_tiles_are_no_proof_and_name_values() -> None:
+def test_overlapping_tiles_are_no_proof_and_name_values():
     found = _double(32)["races of Y"]
     assert found.answer == "unknown"
     assert "two blocks may write and write one element" in found.reason
@@ -35,7 +35,7 @@ def test_overlapping_tiles_are_no_proof_and_name_values() -> None:
     assert "test_properties.py" in found.place
 
 
-def test_a_gap_between_tiles_is_no_proof_of_coverage() -> None:
+def test_a_gap_between_tiles_is_no_proof_of_coverage():
     found = _double(96)
     assert found["races of Y"].answer == "proven"
     assert found["coverage of Y"].answer == "unknown"
@@ -55,8 +55,8 @@ def packed(X, CU, longest, Y, guarded, reversed_tiles=False):
                 Y[row, d] = X[row, d]
 
 
-def _packed(guarded: bool, *, shortest: bool = False, **options: bool) -> dict[str, object]:
-    def call(*lengths: int) -> None:
+def _packed(guarded, *, shortest=False, **options):
+    def call(*lengths):
         total = sum(lengths)
         longest = min(lengths) if shortest else max(lengths)
         kernel = packed(guarded, **options)
@@ -65,7 +65,7 @@ def _packed(guarded: bool, *, shortest: bool = False, **options: bool) -> dict[s
     return answers(lambda: call(3, 40, 1), lambda: call(70, 5), lambda: call(33, 33, 0, 8))
 
 
-def test_guarded_rows_of_packed_sequences_are_proven_for_all_lengths() -> None:
+def test_guarded_rows_of_packed_sequences_are_proven_for_all_lengths():
     found = _packed(guarded=True)
     assert {str(p): p.answer for p in found.values() if p.answer != "proven"} == {}
     assert "own sequence of Y" in found
@@ -74,20 +74,20 @@ def test_guarded_rows_of_packed_sequences_are_proven_for_all_lengths() -> None:
     assert any("no step of CU is larger than longest" in each for each in facts)
 
 
-def test_tiles_from_the_end_of_a_sequence_cover_it() -> None:
+def test_tiles_from_the_end_of_a_sequence_cover_it():
     found = _packed(guarded=True, reversed_tiles=True)
     assert found["coverage of Y"].answer == "proven"
     assert found["races of Y"].answer == "proven"
 
 
-def test_a_tile_over_the_end_of_its_sequence_is_found() -> None:
+def test_a_tile_over_the_end_of_its_sequence_is_found():
     found = _packed(guarded=False)
     assert found["own sequence of Y"].answer == "unknown"
     assert "rows outside of sequence" in found["own sequence of Y"].reason
     assert found["races of Y"].answer == "unknown"
 
 
-def test_a_grid_of_the_shortest_sequence_is_no_proof_of_coverage() -> None:
+def test_a_grid_of_the_shortest_sequence_is_no_proof_of_coverage():
     """The launches contradict that no sequence is longer, so it is no fact."""
     found = _packed(guarded=True, shortest=True)
     assert found["races of Y"].answer == "proven"
@@ -108,12 +108,12 @@ def summed(X, Y):
         Y[column] = total[0]
 
 
-def _sum(**options: object) -> dict[str, object]:
+def _sum(**options):
     calls = [lambda p=p: summed()(torch.zeros(p, 3), fresh(3)) for p in (2, 64)]
     return answers(*calls, **options)
 
 
-def test_shared_memory_that_grows_with_a_size_needs_a_bound_from_the_spec() -> None:
+def test_shared_memory_that_grows_with_a_size_needs_a_bound_from_the_spec():
     found = _sum()["bounds of shared memory"]
     assert found.answer == "unknown"
     assert found.values.symbols["parts"] > 64
@@ -122,7 +122,7 @@ def test_shared_memory_that_grows_with_a_size_needs_a_bound_from_the_spec() -> N
     assert "parts <= 64" in given.facts
 
 
-def test_a_given_bound_that_a_launch_contradicts_is_no_fact() -> None:
+def test_a_given_bound_that_a_launch_contradicts_is_no_fact():
     found = _sum(given={"parts <= 63": "wrong"})["bounds of shared memory"]
     assert found.answer == "unknown"
 
@@ -138,13 +138,13 @@ def copied_along_y(X, Y, blocks_a_row=1):
 
 
 @pytest.mark.parametrize(("blocks", "sizes"), [(1, 1 << 15), (2, 1 << 12), (60, 1 << 10)])
-def test_a_grid_is_launched_up_to_the_sizes_that_are_named(blocks: int, sizes: int) -> None:
+def test_a_grid_is_launched_up_to_the_sizes_that_are_named(blocks, sizes):
     kernel = lambda n: copied_along_y(blocks)(torch.zeros(n), fresh(n))  # noqa: E731
     found = answers(lambda: kernel(5), lambda: kernel(70))
     assert found[f"grid of blocks, sizes to {sizes}"].answer == "proven"
 
 
-def test_more_blocks_along_y_than_cuda_launches_are_no_proof() -> None:
+def test_more_blocks_along_y_than_cuda_launches_are_no_proof():
     kernel = lambda n: copied_along_y(1000)(torch.zeros(n), fresh(n))  # noqa: E731
     found = answers(lambda: kernel(5), lambda: kernel(70))
     proof = next(proof for name, proof in found.items() if name.startswith("grid"))
@@ -160,7 +160,7 @@ def ones(CU, Y):
             Y[CU[b] + k] = 1.0
 
 
-def test_a_symbol_that_only_a_sum_in_a_shape_binds_has_facts() -> None:
+def test_a_symbol_that_only_a_sum_in_a_shape_binds_has_facts():
     found = answers(*[lambda n=n: ones()(offsets(*[5] * n), fresh(5 * n)) for n in (2, 7)])
     assert found["coverage of Y"].answer == "proven"
     assert any("batch + 1 >= 1" in fact for fact in found["coverage of Y"].facts)
@@ -172,7 +172,7 @@ def lengths(CU, Y):
         Y[b] = T.cast(CU[b + 1] - CU[b], "float32")
 
 
-def test_there_is_one_offset_more_than_sequences() -> None:
+def test_there_is_one_offset_more_than_sequences():
     found = answers(*[lambda n=n: lengths()(offsets(*[5] * n), fresh(n)) for n in (2, 7)])
     assert found["bounds of tables"].answer == "proven"
     assert "bounds == batch + 1" in " ".join(found["bounds of tables"].facts)
@@ -185,14 +185,14 @@ def scattered(X, ROWS, Y):
             T.atomic_add(Y[ROWS[row], d], X[row, d])
 
 
-def test_atomic_sums_of_several_blocks_have_no_equal_bits() -> None:
+def test_atomic_sums_of_several_blocks_have_no_equal_bits():
     rows = torch.tensor([0, 1, 1], dtype=torch.int32)
     found = answers(lambda: scattered()(torch.zeros(3, 64), rows, torch.zeros(2, 64)))
     assert found["equal bits of Y"].answer == "unknown"
 
 
-def test_atomic_sums_of_distinct_rows_have_equal_bits() -> None:
-    def call(*rows: int) -> None:
+def test_atomic_sums_of_distinct_rows_have_equal_bits():
+    def call(*rows):
         indices = torch.tensor(rows, dtype=torch.int32)
         scattered()(torch.zeros(len(rows), 64), indices, torch.zeros(9, 64))
 
@@ -215,7 +215,7 @@ def persistent(C, blocks):
                 C[row + i, column + j] = 1.0
 
 
-def test_persistent_blocks_share_tiles_by_division_with_symbolic_sizes() -> None:
+def test_persistent_blocks_share_tiles_by_division_with_symbolic_sizes():
     calls = [
         lambda m=m, n=n, b=b: persistent()(fresh(m, n), b)
         for m, n, b in ((40, 100, 3), (33, 1, 2), (128, 64, 5))
@@ -234,8 +234,8 @@ def assuming(X, Y, least):
             Y[tile * 64 + i] = X[tile * 64 + i]
 
 
-def test_what_a_kernel_assumes_is_proven_and_not_believed() -> None:
-    def call(least: int) -> dict[str, object]:
+def test_what_a_kernel_assumes_is_proven_and_not_believed():
+    def call(least):
         return answers(*[lambda n=n: assuming(least)(torch.zeros(n), fresh(n)) for n in (5, 99)])
 
     assert call(1)["assumptions of T.assume"].answer == "proven"

@@ -1,14 +1,11 @@
 """`tlmatrix prove` on a project of a user: answers, refutations by a case, exit codes, JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -17,9 +14,6 @@ from outside_project import command_line
 from tlmatrix.check.finding import Finding
 from tlmatrix.prove.answers import Proof
 from tlmatrix.prove.refuting import shows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _KERNEL = """
 import tilelang
@@ -79,7 +73,7 @@ axes:
 """
 
 
-def _project(folder: Path, *, guarded: str = "true", step: int = 16, more: str = "") -> Path:
+def _project(folder, *, guarded="true", step=16, more=""):
     module = f"rows_{folder.name.replace('-', '_')}"
     (folder / f"{module}.py").write_text(_KERNEL)
     path = folder / "rows.yaml"
@@ -89,12 +83,12 @@ def _project(folder: Path, *, guarded: str = "true", step: int = 16, more: str =
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_right_kernel_is_proven_from_its_first_case(folder: Path) -> None:
+def test_a_right_kernel_is_proven_from_its_first_case(folder):
     path = _project(folder)
     outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json")
     assert outcome.code == 0, outcome.out
@@ -108,7 +102,7 @@ def test_a_right_kernel_is_proven_from_its_first_case(folder: Path) -> None:
     assert any("Offsets is 0 first" in fact for proof in proofs for fact in proof["facts"])
 
 
-def test_a_fault_is_refuted_by_a_case_that_the_interpreter_ran(folder: Path) -> None:
+def test_a_fault_is_refuted_by_a_case_that_the_interpreter_ran(folder):
     """The first case has one sequence, with which nothing is wrong."""
     path = _project(folder, guarded="false")
     outcome = command_line("prove", f"{path}::guarded=false-seqlens=5-step=16", "-n", "1")
@@ -121,7 +115,7 @@ def test_a_fault_is_refuted_by_a_case_that_the_interpreter_ran(folder: Path) -> 
     assert again.code == 1, again.out
 
 
-def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder: Path) -> None:
+def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder):
     path = _project(folder, more="architectures: [sm_90a, sm_80]")
     module = next(folder.glob("rows_*.py"))
     capable = "guarded and torch.cuda.get_device_capability() != (8, 0)"
@@ -138,14 +132,14 @@ def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder: Path) -> Non
     assert command_line("repro", case, *options.split()[:-1], "sm_90a").code == 0
 
 
-def test_a_gap_is_refuted_as_unwritten_rows(folder: Path) -> None:
+def test_a_gap_is_refuted_as_unwritten_rows(folder):
     path = _project(folder, step=24)
     outcome = command_line("prove", str(path), "-n", "1")
     assert outcome.code == 1, outcome.out
     assert "coverage of Y: refuted" in outcome.out
 
 
-def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(folder: Path) -> None:
+def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(folder):
     """All rows of one sequence at most: no case has the race that other lengths would have."""
     more = """
     constraints: [len(seqlens) == 1]
@@ -166,7 +160,7 @@ def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(fol
     assert "allowed by the spec: one sequence a call" in outcome.out
 
 
-def test_a_run_reports_what_was_proven_until_the_sources_change(folder: Path) -> None:
+def test_a_run_reports_what_was_proven_until_the_sources_change(folder):
     path = _project(folder)
     assert command_line("prove", str(path), "-n", "1").code == 0
     words = "properties of its kernels are proven for all sizes"
@@ -176,14 +170,14 @@ def test_a_run_reports_what_was_proven_until_the_sources_change(folder: Path) ->
     assert words not in command_line("run", str(path), "-n", "0").out
 
 
-def test_a_given_condition_that_a_launch_contradicts_is_reported(folder: Path) -> None:
+def test_a_given_condition_that_a_launch_contradicts_is_reported(folder):
     path = _project(folder, more='prove: {given: {"longest <= 4": "wrong"}}')
     outcome = command_line("prove", str(path), "-n", "1")
     assert outcome.code == 1, outcome.out
     assert "prove.given: longest <= 4 does not hold in a launch of move_rows" in outcome.out
 
 
-def test_a_given_text_that_is_no_condition_on_sizes_is_reported(folder: Path) -> None:
+def test_a_given_text_that_is_no_condition_on_sizes_is_reported(folder):
     path = _project(folder, more='prove: {given: {"max(longest, 3) <= 64": "few"}}')
     outcome = command_line("prove", str(path), "-n", "1")
     assert "not a condition on sizes, at character 1 of 'max(longest, 3) <= 64'" in outcome.out
@@ -199,7 +193,7 @@ print("right")
 """
 
 
-def test_the_kernels_of_a_script_are_proven_when_it_ends(folder: Path) -> None:
+def test_the_kernels_of_a_script_are_proven_when_it_ends(folder):
     """Its one launch shows the offsets; nothing says that more rows than `longest` are excluded."""
     _project(folder)
     module = next(folder.glob("rows_*.py")).stem
@@ -212,7 +206,7 @@ def test_the_kernels_of_a_script_are_proven_when_it_ends(folder: Path) -> None:
     assert "of 1 kernel proven, 0 refuted" in outcome.out
 
 
-def test_a_launch_of_other_lengths_refutes_a_property_of_a_script(folder: Path) -> None:
+def test_a_launch_of_other_lengths_refutes_a_property_of_a_script(folder):
     """The script's own lengths are right: one fills its tile, and the last may go over the end."""
     _project(folder)
     module = next(folder.glob("rows_*.py")).stem
@@ -230,7 +224,7 @@ def test_a_launch_of_other_lengths_refutes_a_property_of_a_script(folder: Path) 
     assert re.search(r"Offsets = \[0, \d+, \d+\]", launch)
 
 
-def test_no_launch_has_longer_sequences_than_those_of_the_script(folder: Path) -> None:
+def test_no_launch_has_longer_sequences_than_those_of_the_script(folder):
     """A grid for sequences of 48 rows at most is not refuted by longer ones."""
     _project(folder)
     path = next(folder.glob("rows_*.py"))
@@ -363,8 +357,8 @@ grouped(3)(x, w, sizes, starts, padded, y)
     ids=["packed backward", "top-k overflow", "grouped gemm"],
 )
 def test_faults_of_programs_that_their_own_results_do_not_show(
-    folder: Path, script: str, fault: str, right: str | None, wanted: str
-) -> None:
+    folder, script, fault, right, wanted
+):
     """Blocks add to the next sequence; ties overflow shared memory; a tile straddles two groups."""
     (folder / "script.py").write_text(script.format(guard=fault, row=fault))
     outcome = command_line("exec", "--prove", "script.py")
@@ -389,7 +383,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_processes_of_proofs_end_with_a_main_process_that_is_killed(folder: Path) -> None:
+def test_the_processes_of_proofs_end_with_a_main_process_that_is_killed(folder):
     (folder / "killed.py").write_text(_KILLED)
     main = subprocess.run([sys.executable, "killed.py"], stdout=subprocess.PIPE, check=False)
     worker = int(main.stdout)

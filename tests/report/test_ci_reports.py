@@ -1,9 +1,6 @@
 """JUnit XML, GitHub's annotations and job summary."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from report.synthetic import case, recorded
@@ -11,11 +8,8 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.report.ci import error_annotations, job_summary, junit_xml
 from tlmatrix.run import Status
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_junit_counts_and_names_every_case(tmp_path: Path) -> None:
+def test_junit_counts_and_names_every_case(tmp_path):
     records = recorded(
         tmp_path / "run.jsonl",
         [
@@ -40,7 +34,7 @@ def test_junit_counts_and_names_every_case(tmp_path: Path) -> None:
     assert skipped.get("message") == "skipped: needs sm_90"
 
 
-def test_junit_is_well_formed_whatever_an_exception_says(tmp_path: Path) -> None:
+def test_junit_is_well_formed_whatever_an_exception_says(tmp_path):
     # Control characters, a lone surrogate, the end of CDATA.
     found = Finding("raised", "bad \x00\x1b[31m \udc80 ]]> & <tag>", detail="\x07" * 30_000)
     results = [case(1, Status.ERROR, findings=(found,))]
@@ -53,7 +47,7 @@ def test_junit_is_well_formed_whatever_an_exception_says(tmp_path: Path) -> None
     assert len(text) < 30_000
 
 
-def test_annotations_are_one_line_each_on_the_kernel_or_the_spec(tmp_path: Path) -> None:
+def test_annotations_are_one_line_each_on_the_kernel_or_the_spec(tmp_path):
     race = Finding("sanitizers", "race: 100% of, all", source="kernels/k.py:57", kernel="k")
     results = [
         case(1),
@@ -72,14 +66,14 @@ def test_annotations_are_one_line_each_on_the_kernel_or_the_spec(tmp_path: Path)
     assert not any("\n" in line for line in lines)
 
 
-def test_github_shows_ten_annotations_so_the_rest_are_counted(tmp_path: Path) -> None:
+def test_github_shows_ten_annotations_so_the_rest_are_counted(tmp_path):
     results = [case(n, Status.FAILED, path=f"specs/{n}.yaml") for n in range(14)]
     lines = list(error_annotations(recorded(tmp_path / "run.jsonl", results), tmp_path))
     assert sum(line.startswith("::error ") for line in lines) == 10
     assert "4 more faults" in lines[-1]
 
 
-def test_job_summary_has_a_table_and_the_faults(tmp_path: Path) -> None:
+def test_job_summary_has_a_table_and_the_faults(tmp_path):
     found = Finding("raised", "raised ValueError", detail="```\nfence\n```")
     results = [case(1), case(2, Status.ERROR, findings=(found,))]
     text = job_summary(recorded(tmp_path / "run.jsonl", results))

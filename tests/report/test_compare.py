@@ -1,18 +1,11 @@
 """`tlmatrix diff`: what changed from one run to the next."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from report.synthetic import case, recorded
 from tlmatrix.report.compare import Comparison, comparison_lines
 from tlmatrix.run import Status
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_each_change_is_in_its_list(tmp_path: Path) -> None:
+def test_each_change_is_in_its_list(tmp_path):
     before = recorded(
         tmp_path / "a.jsonl",
         [
@@ -63,7 +56,7 @@ def test_each_change_is_in_its_list(tmp_path: Path) -> None:
     assert found.worse
 
 
-def test_a_run_equals_itself(tmp_path: Path) -> None:
+def test_a_run_equals_itself(tmp_path):
     records = recorded(tmp_path / "a.jsonl", [case(1), case(2, Status.FAILED)])
     found = Comparison(records, records)
     assert not found.worse
@@ -73,7 +66,7 @@ def test_a_run_equals_itself(tmp_path: Path) -> None:
     assert lines[-1].startswith("0 newly failing, 0 fixed, 1 still failing")
 
 
-def test_times_of_two_backends_are_not_compared(tmp_path: Path) -> None:
+def test_times_of_two_backends_are_not_compared(tmp_path):
     before = recorded(tmp_path / "a.jsonl", [case(1, seconds=0.1, backend="cuda", arch="sm_90")])
     after = recorded(tmp_path / "b.jsonl", [case(1, seconds=9.0)], seed=7)
     found = Comparison(before, after)
@@ -83,7 +76,7 @@ def test_times_of_two_backends_are_not_compared(tmp_path: Path) -> None:
     assert "seed 0 and 7" in text
 
 
-def test_long_lists_are_cut_and_the_rest_counted(tmp_path: Path) -> None:
+def test_long_lists_are_cut_and_the_rest_counted(tmp_path):
     before = recorded(tmp_path / "a.jsonl", [case(n) for n in range(30)])
     after = recorded(tmp_path / "b.jsonl", [case(n, Status.FAILED) for n in range(30)])
     lines = list(comparison_lines(Comparison(before, after), 20))

@@ -1,7 +1,5 @@
 """Reports of kernel coverage: summary, table, gaps, annotated source."""
 
-from __future__ import annotations
-
 from tlmatrix.interpreter.coverage import Coverage, Guard, GuardSite, Loop, LoopSite
 from tlmatrix.report.coverage import (
     annotated_lines,
@@ -25,7 +23,7 @@ _SOURCE = [
 ]
 
 
-def _mask(text: str, true: int, false: int, partly: int) -> tuple[GuardSite, Guard]:
+def _mask(text, true, false, partly):
     return GuardSite(_FILE, 6, "if", 1, text), Guard(true, false, partly, lanes=True)
 
 
@@ -40,7 +38,7 @@ _GAPS = Coverage(
 _FULL = Coverage({(_FILE, 4): 3}, dict([_mask("", 1, 0, 2)]), {})
 
 
-def test_the_summary_counts_gaps() -> None:
+def test_the_summary_counts_gaps():
     assert summary(_GAPS) == (
         "3 of 5 lines; 2 guards one way; never with trips 0: 1 loop, 1: 1 loop"
     )
@@ -49,12 +47,12 @@ def test_the_summary_counts_gaps() -> None:
     assert summary(once) == "1 of 1 line; never with trips more: 1 loop"
 
 
-def test_a_mask_that_was_never_partial_is_a_gap_of_its_own() -> None:
+def test_a_mask_that_was_never_partial_is_a_gap_of_its_own():
     coverage = Coverage({(_FILE, 6): 2}, dict([_mask("", 1, 1, 0)]), {})
     assert summary(coverage) == "1 of 1 line; 1 mask never partly"
 
 
-def test_gaps_are_named_by_line_with_the_comparison_that_never_decides() -> None:
+def test_gaps_are_named_by_line_with_the_comparison_that_never_decides():
     assert list(gap_lines(_GAPS, 80)) == [
         _FILE,
         "  4         loop k: never 0 or 1 trips",
@@ -64,7 +62,7 @@ def test_gaps_are_named_by_line_with_the_comparison_that_never_decides() -> None
     ]
 
 
-def test_a_constant_loop_and_an_unreached_guard_are_not_gaps() -> None:
+def test_a_constant_loop_and_an_unreached_guard_are_not_gaps():
     coverage = Coverage(
         {(_FILE, 4): 1},
         {GuardSite(_FILE, 4, "if", 1, ""): Guard()},
@@ -73,20 +71,20 @@ def test_a_constant_loop_and_an_unreached_guard_are_not_gaps() -> None:
     assert not coverage.gaps()
 
 
-def test_the_table_has_a_line_per_file_and_a_total() -> None:
+def test_the_table_has_a_line_per_file_and_a_total():
     lines = list(table_lines(_GAPS, 100))
     assert [line.split()[0] for line in lines] == ["kernel", _FILE, "all"]
     assert lines[1].split()[1:] == ["5", "3", "4", "2", "1", "1", "1"]
 
 
-def test_lines_have_at_most_the_given_width() -> None:
+def test_lines_have_at_most_the_given_width():
     for width in (80, 90):
         lines = [*table_lines(_GAPS, width), *gap_lines(_GAPS, width)]
         lines += annotated_lines(_GAPS, _FILE, _SOURCE, width)
         assert max(map(len, lines)) <= width
 
 
-def test_the_command_of_the_summary_is_not_wrapped() -> None:
+def test_the_command_of_the_summary_is_not_wrapped():
     command = "tlmatrix coverage results/run-20260101-000000-1.jsonl"
     narrow = list(coverage_lines(_GAPS, command, "summary", 80))
     assert narrow[1:] == [f"  {command}"]
@@ -95,7 +93,7 @@ def test_the_command_of_the_summary_is_not_wrapped() -> None:
     assert len(list(coverage_lines(_GAPS, command, "table", 80))) == 3 + 2
 
 
-def test_annotated_source_marks_gaps_and_shows_each_guard() -> None:
+def test_annotated_source_marks_gaps_and_shows_each_guard():
     lines = list(annotated_lines(_GAPS, _FILE, _SOURCE, 80))
     assert lines == [
         "runs  guard  trips",

@@ -1,7 +1,5 @@
 """The time left is right within a factor of 1.5 from a tenth of the run on."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter
@@ -10,16 +8,14 @@ import pytest
 
 from tlmatrix.report.tally import Forecast, duration_text
 
-Cases = list[tuple[str, float]]
 
-
-def _lognormal(rng: random.Random, path: str, cases: int, mean: float, first: float = 0) -> Cases:
+def _lognormal(rng, path, cases, mean, first=0):
     """Durations that vary by a factor of two or so; the first case compiles."""
     found = [(path, mean * rng.lognormvariate(-0.18, 0.6)) for _ in range(cases)]
     return [(path, first + found[0][1]), *found[1:]]
 
 
-def _ended(cases: Cases, workers: int) -> list[tuple[float, str, float]]:
+def _ended(cases, workers):
     """(time, path, seconds) of the ends of cases that workers take in order."""
     free = [0.0] * workers
     events = []
@@ -30,7 +26,7 @@ def _ended(cases: Cases, workers: int) -> list[tuple[float, str, float]]:
     return sorted(events)
 
 
-def _worst_factor(cases: Cases, workers: int, earlier: dict[str, float]) -> float:
+def _worst_factor(cases, workers, earlier):
     """The largest factor between forecast and truth, from a tenth of the run to nine tenths."""
     forecast = Forecast(Counter(path for path, _ in cases), earlier)
     events = _ended(cases, workers)
@@ -49,7 +45,7 @@ def _worst_factor(cases: Cases, workers: int, earlier: dict[str, float]) -> floa
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_one_spec_without_earlier_runs(workers: int, seed: int) -> None:
+def test_one_spec_without_earlier_runs(workers, seed):
     rng = random.Random(seed)
     cases = _lognormal(rng, "x", 600, 0.2, first=3.0)
     assert _worst_factor(cases, workers, {}) < 1.5
@@ -57,7 +53,7 @@ def test_one_spec_without_earlier_runs(workers: int, seed: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 @pytest.mark.parametrize("speed", [0.6, 1.0, 2.0])
-def test_fast_specs_before_slow_ones_with_an_earlier_run(workers: int, speed: float) -> None:
+def test_fast_specs_before_slow_ones_with_an_earlier_run(workers, speed):
     rng = random.Random(7)
     means = {"gemm": 0.02, "gqa": 0.6, "decode": 0.1}
     cases = [
@@ -68,7 +64,7 @@ def test_fast_specs_before_slow_ones_with_an_earlier_run(workers: int, speed: fl
     assert _worst_factor(cases, workers, means) < 1.5
 
 
-def test_specs_of_unknown_duration_give_no_forecast() -> None:
+def test_specs_of_unknown_duration_give_no_forecast():
     forecast = Forecast({"fast": 10, "never ran": 90}, {})
     for number in range(10):
         forecast.ended("fast", 0.1, 0.1 * number + 0.1)
@@ -78,14 +74,14 @@ def test_specs_of_unknown_duration_give_no_forecast() -> None:
     assert forecast.left(8.0) == pytest.approx(88 * 2)
 
 
-def test_before_the_first_case_and_after_the_last_there_is_no_forecast() -> None:
+def test_before_the_first_case_and_after_the_last_there_is_no_forecast():
     forecast = Forecast({"x": 1}, {"x": 1.0})
     assert forecast.left(0.0) is None
     forecast.ended("x", 1.0, 1.0)
     assert forecast.left(1.0) is None
 
 
-def test_durations_are_rounded_to_what_is_known() -> None:
+def test_durations_are_rounded_to_what_is_known():
     assert [duration_text(s) for s in (0.2, 40.4, 99, 130, 12_000)] == [
         "1 s",
         "40 s",

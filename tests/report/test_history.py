@@ -1,10 +1,7 @@
 """The history of a folder of runs: what it keeps, reads again and forgets."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,18 +9,15 @@ from report.synthetic import case, recorded
 from tlmatrix.report.history import DATABASE, History, HistoryError, opened
 from tlmatrix.run import Status
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def _run(folder: Path, day: int, failed: tuple[int, ...] = ()) -> Path:
+def _run(folder, day, failed=()):
     results = [case(n, Status.FAILED if n in failed else Status.PASSED) for n in range(3)]
     path = folder / f"run-{day}.jsonl"
     recorded(path, results, started=f"2026-01-{day:02d}T00:00:00+00:00")
     return path
 
 
-def test_runs_and_cases_over_time(tmp_path: Path) -> None:
+def test_runs_and_cases_over_time(tmp_path):
     for day, failed in ((1, ()), (2, (1,)), (3, ()), (4, (1, 2)), (5, (2,))):
         _run(tmp_path, day, failed)
     (tmp_path / "other.jsonl").write_text("no records\n")
@@ -40,7 +34,7 @@ def test_runs_and_cases_over_time(tmp_path: Path) -> None:
         assert [name for name, _ in history.unreadable()] == ["other.jsonl"]
 
 
-def test_only_new_and_changed_files_are_read(tmp_path: Path) -> None:
+def test_only_new_and_changed_files_are_read(tmp_path):
     first = _run(tmp_path, 1)
     second = _run(tmp_path, 2)
     history = History(tmp_path)
@@ -61,7 +55,7 @@ def test_only_new_and_changed_files_are_read(tmp_path: Path) -> None:
     history.close()
 
 
-def test_queries_cannot_change_the_database(tmp_path: Path) -> None:
+def test_queries_cannot_change_the_database(tmp_path):
     _run(tmp_path, 1, failed=(0,))
     with opened(tmp_path) as history:
         columns, rows = history.query("SELECT spec, SUM(failed) AS bad FROM cases GROUP BY spec")
@@ -77,7 +71,7 @@ def test_queries_cannot_change_the_database(tmp_path: Path) -> None:
         assert history.query("SELECT COUNT(*) FROM cases")[1] == [(3,)]
 
 
-def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_left_alone(tmp_path):
     with sqlite3.connect(tmp_path / DATABASE) as db:
         db.execute("CREATE TABLE mine (x)")
     db.close()

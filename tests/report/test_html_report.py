@@ -1,21 +1,15 @@
 """The HTML report: what it says without scripts, and that it needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
 
 from report.synthetic import case, many, pictured, recorded
 from tlmatrix.check.finding import Finding
 from tlmatrix.report.html import render
 from tlmatrix.report.html.page import size_of
 from tlmatrix.run import Status, read_records
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = """\
 name: x
@@ -49,7 +43,7 @@ BENCH = {
 class Page(HTMLParser):
     """The text of a page without its scripts, its ids, and every address that it loads or links."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.text, self.ids, self.loads, self.links = "", set(), [], []
         self._inside = ""
@@ -74,12 +68,12 @@ class Page(HTMLParser):
             self.text += data + " "
 
 
-def _page(tmp_path: Path, results, bench=(), **header) -> tuple[str, Page]:
+def _page(tmp_path, results, bench=(), **header):
     text = render([recorded(tmp_path / "run.jsonl", results, **header)], bench)
     return text, Page(text)
 
 
-def test_the_page_is_whole_without_scripts_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_is_whole_without_scripts_and_loads_nothing(tmp_path):
     results = [case(n, Status.FAILED if n % 4 == 1 else Status.PASSED) for n in range(20)]
     results += [case(20, Status.SKIPPED, message="needs sm_100a")]
     _text, page = _page(tmp_path, results, [BENCH])
@@ -95,7 +89,7 @@ def test_the_page_is_whole_without_scripts_and_loads_nothing(tmp_path: Path) -> 
     assert "0.4 – 0.7" in words  # noqa: RUF001
 
 
-def test_text_of_cases_cannot_leave_its_place(tmp_path: Path) -> None:
+def test_text_of_cases_cannot_leave_its_place(tmp_path):
     evil = "</script><img src=x onerror=alert(1)> <!-- \u2028 \udc80"
     found = Finding("raised", evil, detail=evil)
     text, page = _page(tmp_path, [case(1, Status.ERROR, findings=(found,), case=evil)])
@@ -106,7 +100,7 @@ def test_text_of_cases_cannot_leave_its_place(tmp_path: Path) -> None:
     assert json.loads(data[1])["cases"]["id"][0].startswith("</script>")
 
 
-def test_a_fault_has_its_pictures_and_the_lines_of_its_spec(tmp_path: Path) -> None:
+def test_a_fault_has_its_pictures_and_the_lines_of_its_spec(tmp_path):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs/x.yaml").write_text(
         SPEC + "problem: gemm\nentry: a:b\n"  # its axes are those of no gemm, so it does not load
@@ -117,7 +111,7 @@ def test_a_fault_has_its_pictures_and_the_lines_of_its_spec(tmp_path: Path) -> N
     assert "Wrong elements of out" in text
 
 
-def test_a_picture_draws_cells_tiles_sequences_and_the_worst_element(tmp_path: Path) -> None:
+def test_a_picture_draws_cells_tiles_sequences_and_the_worst_element(tmp_path):
     text, _ = _page(tmp_path, [case(1, Status.FAILED, findings=(pictured(),))])
     first, second = text.split('<svg class="picture"')[2:]
     assert first.count('class="wrong"') == 1
@@ -129,13 +123,13 @@ def test_a_picture_draws_cells_tiles_sequences_and_the_worst_element(tmp_path: P
     assert "head by position: 4 by 100; a cell covers 1 by 2 elements" in second
 
 
-def test_many_cases_are_written_fast_and_small(tmp_path: Path) -> None:
+def test_many_cases_are_written_fast_and_small(tmp_path):
     text, page = _page(tmp_path, list(many(2000)))
     assert len(text) < 2_500_000
     assert "2,000 cases of 4 specs" in " ".join(page.text.split())
 
 
-def test_runs_without_failures_or_without_cases(tmp_path: Path) -> None:
+def test_runs_without_failures_or_without_cases(tmp_path):
     _, page = _page(tmp_path, [case(1)])
     assert "No case failed." in page.text
     (tmp_path / "none").mkdir()
@@ -143,7 +137,7 @@ def test_runs_without_failures_or_without_cases(tmp_path: Path) -> None:
     assert "0 cases of 0 specs" in " ".join(page.text.split())
 
 
-def test_unusable_lines_of_a_results_file_are_counted(tmp_path: Path) -> None:
+def test_unusable_lines_of_a_results_file_are_counted(tmp_path):
     path = tmp_path / "run.jsonl"
     recorded(path, [case(1)])
     path.write_text(path.read_text() + "not a record\n" + "{}\n")
@@ -151,14 +145,14 @@ def test_unusable_lines_of_a_results_file_are_counted(tmp_path: Path) -> None:
     assert "2 lines of the file cannot be used: " in " ".join(page.text.split())
 
 
-def test_the_overview_begins_with_the_faults(tmp_path: Path) -> None:
+def test_the_overview_begins_with_the_faults(tmp_path):
     _, page = _page(tmp_path, [case(1, Status.FAILED), case(2)])
     words = " ".join(page.text.split())
     overview = words[words.index("2 cases of 1 spec") :]
     assert overview.index("Y: largest error 504 times the error bound") < overview.index("Specs")
 
 
-def test_of_several_runs_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:
+def test_of_several_runs_the_newest_result_of_a_case_counts(tmp_path):
     """Also if its file is given first; other backends and seeds are other results."""
     new = recorded(
         tmp_path / "new.jsonl",
@@ -178,7 +172,7 @@ def test_of_several_runs_the_newest_result_of_a_case_counts(tmp_path: Path) -> N
     assert "gpu.jsonl 2026-01-02 03:04:05 cuda 1 1 0 0 0" in words
 
 
-def test_the_error_ratio_of_a_case_is_that_of_its_finding(tmp_path: Path) -> None:
+def test_the_error_ratio_of_a_case_is_that_of_its_finding(tmp_path):
     """Also if its numbers were judged right, and another check or a smaller case failed."""
     wrong = Finding("relations", "Y: largest error 77.7 times the error bound", ratio=77.7)
     smaller = case(1, Status.FAILED, findings=(wrong,), error_ratio=0.2)
@@ -193,6 +187,6 @@ def test_the_error_ratio_of_a_case_is_that_of_its_finding(tmp_path: Path) -> Non
     assert "77.7 0.5 0.25" in " ".join(page.text.split())  # the row of the spec
 
 
-def test_the_size_of_a_case_is_its_longest_length() -> None:
+def test_the_size_of_a_case_is_its_longest_length():
     assert size_of({"seqlens": {"q": [3, 70], "k": [65]}, "causal": True, "scale": 900.5}) == 70
     assert size_of({"dtype": "float16"}) == 0

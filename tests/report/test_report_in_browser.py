@@ -1,10 +1,7 @@
 """The HTML report in headless Chromium, without a network."""
 
-from __future__ import annotations
-
 import shutil
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +9,6 @@ from report.synthetic import case, many, pictured, recorded
 from report.test_html_report import BENCH
 from tlmatrix.report.html import render
 from tlmatrix.run import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="needs Playwright: pip install playwright"
@@ -25,7 +18,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-ge
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
+def browser():
     with playwright.sync_playwright() as started:
         found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
@@ -33,7 +26,7 @@ def browser() -> Iterator[playwright.Browser]:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     results = [
         case(n, Status.FAILED, findings=(pictured(),)) if n % 4 == 1 else case(n)
@@ -50,7 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Visit:
     """A page of a context without a network; an error of its scripts fails the test."""
 
-    def __init__(self, browser: playwright.Browser, address: str, **options: object) -> None:
+    def __init__(self, browser, address, **options):
         self.context = browser.new_context(offline=True, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(10_000)
@@ -61,23 +54,23 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(address)
 
-    def __enter__(self) -> playwright.Page:
+    def __enter__(self):
         return self.page
 
-    def __exit__(self, kind: object, *_rest: object) -> None:
+    def __exit__(self, kind, *_rest):
         self.context.close()
         if kind is None:
             assert not self.errors
             assert all(not url.startswith("http") for url in self.requests)
 
 
-def _shown(page: playwright.Page) -> list[str]:
+def _shown(page):
     return page.eval_on_selector_all(
         "main section", "all => all.filter(s => s.offsetParent !== null).map(s => s.id)"
     )
 
 
-def test_sections_are_pages_and_filters_live_in_the_address(browser, report) -> None:
+def test_sections_are_pages_and_filters_live_in_the_address(browser, report):
     with Visit(browser, report) as page:
         assert _shown(page) == ["overview"]
         page.click("nav >> text=Cases")
@@ -108,7 +101,7 @@ def test_sections_are_pages_and_filters_live_in_the_address(browser, report) -> 
         again.wait_for_function("!location.hash.includes('page=2')")
 
 
-def test_a_cell_of_the_matrix_opens_its_cases(browser, report) -> None:
+def test_a_cell_of_the_matrix_opens_its_cases(browser, report):
     with Visit(browser, f"{report}#matrix?x=dtype&y=n&spec=x") as page:
         cells = page.locator("[data-view=matrix] svg a")
         assert cells.count() > 10
@@ -122,7 +115,7 @@ def test_a_cell_of_the_matrix_opens_its_cases(browser, report) -> None:
         assert page.locator("#case-table tbody tr").count() == 1
 
 
-def _wider(page: playwright.Page, section: str) -> list[str]:
+def _wider(page, section):
     """Open a section; the text of what is wider than its place."""
     page.evaluate("section => { location.hash = section }", section)
     page.wait_for_selector(f"section#{section}.current")
@@ -132,7 +125,7 @@ def _wider(page: playwright.Page, section: str) -> list[str]:
     )
 
 
-def test_every_section_fits_the_screen(browser, report) -> None:
+def test_every_section_fits_the_screen(browser, report):
     with Visit(browser, report) as page:
         ids = page.eval_on_selector_all("main section", "all => all.map(s => s.id)")
         assert {"overview", "faults", "matrix", "cases", "errors", "coverage", "time", "search",
@@ -154,7 +147,7 @@ def test_every_section_fits_the_screen(browser, report) -> None:
             assert (int(colour[4:].split(",")[0]) < 128) == (scheme == "dark")
 
 
-def test_text_has_enough_contrast(browser, report) -> None:
+def test_text_has_enough_contrast(browser, report):
     luminance = """name => {
       const probe = document.createElement("i"); document.body.append(probe);
       probe.style.color = `var(--${name})`;
@@ -172,7 +165,7 @@ def test_text_has_enough_contrast(browser, report) -> None:
                     assert ratio >= 4.5, (scheme, text, ground, ratio)  # WCAG 2.2, AA
 
 
-def test_keys(browser, report) -> None:
+def test_keys(browser, report):
     with Visit(browser, report) as page:
         page.keyboard.press("3")
         page.wait_for_function("location.hash.startsWith('#matrix')")
@@ -196,7 +189,7 @@ def test_keys(browser, report) -> None:
         assert page.locator("#help").is_visible()
 
 
-def test_without_scripts_everything_is_one_page(browser, report) -> None:
+def test_without_scripts_everything_is_one_page(browser, report):
     with Visit(browser, report, java_script_enabled=False) as page:
         for section in ("overview", "faults", "fault-1", "matrix", "cases", "errors", "bench"):
             assert page.locator(f"#{section}").is_visible(), section
@@ -205,7 +198,7 @@ def test_without_scripts_everything_is_one_page(browser, report) -> None:
         assert not page.locator(".copy").first.is_visible()
 
 
-def test_a_printed_page_has_all_sections_and_charts(browser, report) -> None:
+def test_a_printed_page_has_all_sections_and_charts(browser, report):
     with Visit(browser, f"{report}#cases") as page:
         page.emulate_media(media="print")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -217,7 +210,7 @@ def test_a_printed_page_has_all_sections_and_charts(browser, report) -> None:
         assert _shown(page) == ["cases"]
 
 
-def test_20_000_cases_open_in_two_seconds(browser, tmp_path: Path) -> None:
+def test_20_000_cases_open_in_two_seconds(browser, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(render([recorded(tmp_path / "run.jsonl", list(many(20_000)))]))
     begin = time.monotonic()
@@ -232,7 +225,7 @@ def test_20_000_cases_open_in_two_seconds(browser, tmp_path: Path) -> None:
         assert time.monotonic() - begin < 1.2  # 0.2 of it waits for the next key
 
 
-def test_every_column_is_visible(browser, tmp_path: Path) -> None:
+def test_every_column_is_visible(browser, tmp_path):
     """Tables and text of a report with long names fit in the window."""
     names = ("run-20261125-174301-14818.jsonl", "run-20261125-174302-14819.jsonl")
     runs = [recorded(tmp_path / name, list(many(300))) for name in names]

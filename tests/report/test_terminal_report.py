@@ -1,7 +1,5 @@
 """The last line of a run counts all cases, also those that did not run."""
 
-from __future__ import annotations
-
 import io
 import re
 import time
@@ -25,7 +23,7 @@ from tlmatrix.run.events import CaseFinished, RunFinished, RunStarted
         (2, False, "2 passed; 1 not run"),
     ],
 )
-def test_cases_that_did_not_run_are_counted(run: int, interrupted: bool, words: str) -> None:
+def test_cases_that_did_not_run_are_counted(run, interrupted, words):
     text = io.StringIO()
     report = TerminalReport(Console(file=text, width=100))
     report.handle(RunStarted({"x.yaml": 3}, None))
@@ -36,7 +34,7 @@ def test_cases_that_did_not_run_are_counted(run: int, interrupted: bool, words: 
     assert text.getvalue().rstrip().endswith(words)
 
 
-def _printed(console: Console, results: list[CaseResult]) -> None:
+def _printed(console, results):
     report = TerminalReport(console)
     report.handle(RunStarted(Counter(result.path for result in results), "results.jsonl"))
     for result in results:
@@ -46,7 +44,7 @@ def _printed(console: Console, results: list[CaseResult]) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_lines_fit_the_width_but_for_commands(width: int, terminal: bool) -> None:
+def test_lines_fit_the_width_but_for_commands(width, terminal):
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=terminal, color_system=None)
     _printed(console, list(many(300)))
@@ -58,7 +56,7 @@ def test_lines_fit_the_width_but_for_commands(width: int, terminal: bool) -> Non
     assert any("300 cases in 1.0 s" in line for line in plain)
 
 
-def test_a_pipe_gets_no_control_codes_and_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_no_control_codes_and_few_lines(monkeypatch):
     text = io.StringIO()
     _printed(Console(file=text, width=120), [case(n) for n in range(5000)])
     assert "\x1b" not in text.getvalue()
@@ -69,7 +67,7 @@ def test_a_pipe_gets_no_control_codes_and_few_lines(monkeypatch: pytest.MonkeyPa
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", text.getvalue())  # bold may stay
 
 
-def test_the_report_keeps_up_with_2000_records_a_second() -> None:
+def test_the_report_keeps_up_with_2000_records_a_second():
     results = [case(n) for n in range(5000)]
     for terminal in (True, False):
         console = Console(file=io.StringIO(), width=80, force_terminal=terminal)
@@ -83,7 +81,7 @@ def test_the_report_keeps_up_with_2000_records_a_second() -> None:
         assert spent < len(results) / 2000
 
 
-def test_the_time_left_is_printed_while_cases_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_printed_while_cases_run(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("tlmatrix.report.terminal.time.monotonic", lambda: now[0])
     text = io.StringIO()

@@ -1,11 +1,8 @@
 """The product from Python: load a spec, list its cases, run some, look at findings."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,10 +10,6 @@ import torch
 import tlmatrix
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.run import SkipReason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _numbers = itertools.count()
 _CODE = """
@@ -39,7 +32,7 @@ tiers: {{quick: product}}
 
 
 @pytest.fixture
-def spec_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def spec_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     module = f"api_code_{os.getpid()}_{next(_numbers)}"
     (tmp_path / f"{module}.py").write_text(_CODE)
@@ -48,11 +41,11 @@ def spec_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     sys.modules.pop(module, None)
 
 
-def test_load_list_run_and_read_findings(spec_path: Path) -> None:
+def test_load_list_run_and_read_findings(spec_path):
     spec = tlmatrix.load(spec_path)
     cases = list(tlmatrix.cases(spec))
     assert cases[0].id == "how=right-rows=1"
-    seen: list[str] = []
+    seen = []
     results = tlmatrix.run_specs(
         spec, backend="interpreter", on_result=lambda result: seen.append(result.case)
     )
@@ -63,7 +56,7 @@ def test_load_list_run_and_read_findings(spec_path: Path) -> None:
     assert "tlmatrix repro" in str(results)
 
 
-def test_cases_are_selected_and_limited(spec_path: Path) -> None:
+def test_cases_are_selected_and_limited(spec_path):
     results = tlmatrix.run_specs(
         spec_path, backend="interpreter", select=lambda case: case["how"] == "right", limit=1
     )
@@ -71,7 +64,7 @@ def test_cases_are_selected_and_limited(spec_path: Path) -> None:
     assert [result.case for result in results] == ["how=right-rows=1"]
 
 
-def test_a_seed_changes_the_inputs_of_a_case(spec_path: Path) -> None:
+def test_a_seed_changes_the_inputs_of_a_case(spec_path):
     spec = tlmatrix.load(spec_path)
     case = next(case for case in tlmatrix.cases(spec) if case["how"] == "wrong")
     one, same, other = (
@@ -83,7 +76,7 @@ def test_a_seed_changes_the_inputs_of_a_case(spec_path: Path) -> None:
     assert other.command.endswith("--seed 1 --backend interpreter")
 
 
-def test_kernels_for_another_gpu_are_skipped_with_the_reason(spec_path: Path) -> None:
+def test_kernels_for_another_gpu_are_skipped_with_the_reason(spec_path):
     spec_path.write_text(spec_path.read_text() + "architectures: [sm_100a]\n")
     spec = tlmatrix.load(spec_path)
     gpu = CudaBackend(device=torch.device("cuda", 0), arch="sm_90")
@@ -92,14 +85,14 @@ def test_kernels_for_another_gpu_are_skipped_with_the_reason(spec_path: Path) ->
     assert result.message == "its kernels are for sm_100a, and this GPU is sm_90"
 
 
-def test_an_invalid_spec_raises_with_its_location(spec_path: Path) -> None:
+def test_an_invalid_spec_raises_with_its_location(spec_path):
     spec_path.write_text(spec_path.read_text() + "more: 1\n")
     with pytest.raises(tlmatrix.SpecError) as caught:
         tlmatrix.load(spec_path)
     assert (caught.value.issues[0].line, caught.value.issues[0].column) == (9, 1)
 
 
-def test_every_name_in_all_is_importable() -> None:
+def test_every_name_in_all_is_importable():
     for name in tlmatrix.__all__:
         assert getattr(tlmatrix, name) is not None
     with pytest.raises(AttributeError, match="nothing_like_that"):

@@ -38,9 +38,7 @@ def doubled(x):
 """
 
 
-def test_cases_are_traced_for_every_architecture_and_most_for_the_first(
-    code_folder,
-) -> None:
+def test_cases_are_traced_for_every_architecture_and_most_for_the_first(code_folder):
     spec = parse_spec(SPEC, path=code_folder / "doubled.yaml")
     cases = list(plan(spec, "quick").cases())
     with Runner("interpreter") as runner:
@@ -53,7 +51,7 @@ def test_cases_are_traced_for_every_architecture_and_most_for_the_first(
         assert "interpreted as traced for sm_80" in str(each.findings[0].detail)
 
 
-def test_a_spec_with_fewer_checks_is_bound_on_its_own(code_folder) -> None:
+def test_a_spec_with_fewer_checks_is_bound_on_its_own(code_folder):
     text = SPEC.replace("dtype: float32}", "dtype: float32, grad: true}")
     spec = parse_spec(
         text.replace("[numeric]", "[numeric, gradients]"), code_folder / "doubled.yaml"
@@ -89,14 +87,14 @@ def kernels_of_relations(backend, monkeypatch):
 
 def test_a_case_of_another_architecture_has_few_relations_that_need_kernels_of_their_own(
     monkeypatch,
-) -> None:
+):
     others = kernels_of_relations("interpreter", monkeypatch)
     assert set(others) == {"sm_90a", "sm_80", "sm_100a"}
     assert sum(others["sm_90a"]) > len(others["sm_90a"])
     assert not any(others["sm_80"] + others["sm_100a"])
 
 
-def test_lowered_code_has_few_relations_that_need_kernels_of_their_own(monkeypatch) -> None:
+def test_lowered_code_has_few_relations_that_need_kernels_of_their_own(monkeypatch):
     (arch, others), *more = kernels_of_relations("lowered", monkeypatch).items()
     assert (arch, more) == ("sm_90a", [])
     assert len(others) > 10

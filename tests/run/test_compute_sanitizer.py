@@ -1,18 +1,12 @@
 """Reports of compute-sanitizer become findings of the case; an incomplete one is a finding too."""
 
-from __future__ import annotations
-
 import stat
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.run import CaseResult, Status
 from tlmatrix.run.compute_sanitizer import ComputeSanitizer, ComputeSanitizerError, parse_report
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _MEMCHECK = """\
 ========= COMPUTE-SANITIZER
@@ -63,7 +57,7 @@ _SYNCCHECK = """\
 _CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 
 
-def test_an_invalid_write_of_two_threads_is_one_finding() -> None:
+def test_an_invalid_write_of_two_threads_is_one_finding():
     (finding,) = parse_report(_MEMCHECK, "memcheck")
     assert finding.title == ("memcheck: Invalid __global__ write of size 4 bytes in scale_kernel")
     assert finding.source == "scale.cu:12"
@@ -101,16 +95,16 @@ def test_an_invalid_write_of_two_threads_is_one_finding() -> None:
         ),
     ],
 )
-def test_reports_of_other_tools(tool: str, text: str, title: str, kernel: str) -> None:
+def test_reports_of_other_tools(tool, text, title, kernel):
     (finding,) = parse_report(text, tool)
     assert (finding.title, finding.kernel) == (title, kernel)
 
 
-def test_a_clean_report_has_no_finding() -> None:
+def test_a_clean_report_has_no_finding():
     assert parse_report(_CLEAN, "memcheck") == []
 
 
-def _sanitizer(folder: Path, report: str) -> ComputeSanitizer:
+def _sanitizer(folder, report):
     """A program in place of compute-sanitizer that writes a recorded report."""
     program = folder / "compute-sanitizer"
     program.write_text(
@@ -125,9 +119,7 @@ def _sanitizer(folder: Path, report: str) -> ComputeSanitizer:
 _PASSED = CaseResult("scale", "scale.yaml", "rows=5", Status.PASSED, key="k", backend="cuda")
 
 
-def test_a_case_gets_the_findings_of_its_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_gets_the_findings_of_its_report(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     judged = _sanitizer(tmp_path, _MEMCHECK).judge(_PASSED)
     assert judged.status is Status.FAILED
@@ -138,9 +130,7 @@ def test_a_case_gets_the_findings_of_its_report(
     assert "repro', 'scale.yaml::rows=5'" in cut.findings[-1].detail
 
 
-def test_a_missing_program_and_an_unknown_tool_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_program_and_an_unknown_tool_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ComputeSanitizerError, match="not on PATH"):
         ComputeSanitizer.named("all")

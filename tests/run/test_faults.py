@@ -4,8 +4,6 @@ There is no GPU here: the exceptions are the real types with the real words, rai
 would raise them; what nvcc and TileLang refuse, they refuse here.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import re
@@ -13,7 +11,6 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,13 +20,6 @@ from tlmatrix.backend import DiskError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.run import SkipReason, Status, read_records
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from outside_project import Project
-    from tlmatrix.run import CaseResult
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -134,21 +124,21 @@ class FaultyGpu(CudaBackend):
     illegal: bool = False
     released: list[int] = field(default_factory=list, compare=False)
 
-    def active(self, _run_index: int = 0) -> AbstractContextManager[None]:
+    def active(self, _run_index=0):
         return nullcontext()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
-    def broken(self) -> bool:
+    def broken(self):
         return self.illegal
 
-    def release(self) -> None:
+    def release(self):
         gc.collect()
         self.released.append(1)
 
 
-def _written(project: Project, how: str, rows: str = "[5]") -> tlmatrix.Spec:
+def _written(project, how, rows="[5]"):
     code = _KERNEL.format(
         no_memory=_NO_MEMORY,
         illegal=_ILLEGAL,
@@ -165,14 +155,12 @@ def _written(project: Project, how: str, rows: str = "[5]") -> tlmatrix.Spec:
     return tlmatrix.load(path)
 
 
-def _results(
-    project: Project, how: str, gpu: FaultyGpu | None = None, rows: str = "[5]"
-) -> list[CaseResult]:
+def _results(project, how, gpu=None, rows="[5]"):
     spec = _written(project, how, rows)
     return list(tlmatrix.run_specs(spec, backend=gpu or FaultyGpu()))
 
 
-def test_out_of_memory_in_the_kernel_reports_requested_and_free_memory(project: Project) -> None:
+def test_out_of_memory_in_the_kernel_reports_requested_and_free_memory(project):
     gpu = FaultyGpu()
     faulty, right = _results(project, "[memory, right]", gpu)
     (finding,) = faulty.findings
@@ -185,12 +173,12 @@ def test_out_of_memory_in_the_kernel_reports_requested_and_free_memory(project: 
     assert len(gpu.released) == 1
 
 
-def test_memory_is_released_after_an_out_of_memory_case(project: Project) -> None:
+def test_memory_is_released_after_an_out_of_memory_case(project):
     _results(project, "[memory]")
     assert sys.modules[project.module].Held.living == 0
 
 
-def test_out_of_memory_in_the_reference_is_not_a_fault_of_the_kernel(project: Project) -> None:
+def test_out_of_memory_in_the_reference_is_not_a_fault_of_the_kernel(project):
     (result,) = _results(project, "[right]", rows="[7]")
     (finding,) = result.findings
     assert finding.check == "memory"
@@ -198,7 +186,7 @@ def test_out_of_memory_in_the_reference_is_not_a_fault_of_the_kernel(project: Pr
     assert "fewer workers" in (finding.hint or "")
 
 
-def test_a_failed_launch_names_the_kernel_and_later_cases_run(project: Project) -> None:
+def test_a_failed_launch_names_the_kernel_and_later_cases_run(project):
     faulty, right = _results(project, "[launch, right]")
     (finding,) = faulty.findings
     assert finding.check == "launch"
@@ -207,7 +195,7 @@ def test_a_failed_launch_names_the_kernel_and_later_cases_run(project: Project) 
     assert right.status is Status.PASSED
 
 
-def test_an_empty_launch_is_a_launch_finding(project: Project) -> None:
+def test_an_empty_launch_is_a_launch_finding(project):
     faulty, right = _results(project, "[empty, right]")
     (finding,) = faulty.findings
     assert finding.check == "launch"
@@ -217,7 +205,7 @@ def test_an_empty_launch_is_a_launch_finding(project: Project) -> None:
     assert right.status is Status.PASSED
 
 
-def test_an_invalid_tma_descriptor_is_a_launch_finding(project: Project) -> None:
+def test_an_invalid_tma_descriptor_is_a_launch_finding(project):
     empty, odd = (result.findings[0] for result in _results(project, "[tma, odd]"))
     assert (empty.check, odd.check) == ("launch", "launch")
     assert empty.title == "a kernel cannot be launched: a TMA descriptor of an empty tensor"
@@ -228,7 +216,7 @@ def test_an_invalid_tma_descriptor_is_a_launch_finding(project: Project) -> None
     assert "multiples of 16 bytes" in (odd.hint or "")
 
 
-def test_cases_after_an_illegal_access_in_the_process_are_skipped(project: Project) -> None:
+def test_cases_after_an_illegal_access_in_the_process_are_skipped(project):
     faulty, later = _results(project, "[illegal, right]", FaultyGpu(illegal=True))
     (finding,) = faulty.findings
     assert finding.check == "launch"
@@ -237,12 +225,12 @@ def test_cases_after_an_illegal_access_in_the_process_are_skipped(project: Proje
     assert "double.yaml::how=illegal-rows=5" in later.message
 
 
-def test_an_error_of_the_entry_is_an_entry_finding(project: Project) -> None:
+def test_an_error_of_the_entry_is_an_entry_finding(project):
     (result,) = _results(project, "[own]")
     assert [finding.check for finding in result.findings] == ["entry"]
 
 
-def test_a_full_disk_is_no_fault_of_the_kernel(project: Project) -> None:
+def test_a_full_disk_is_no_fault_of_the_kernel(project):
     full, nvcc = _results(project, "[full, nvcc_full]")
     for result, place in ((full, "/dev/null/kernel.cubin"), (nvcc, tempfile.gettempdir())):
         (finding,) = result.findings
@@ -253,7 +241,7 @@ def test_a_full_disk_is_no_fault_of_the_kernel(project: Project) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is the GPU that is asked for")
-def test_an_entry_that_needs_a_gpu_gets_a_hint_for_the_cpu(project: Project) -> None:
+def test_an_entry_that_needs_a_gpu_gets_a_hint_for_the_cpu(project):
     (result,) = _results(project, "[cuda]")
     (finding,) = result.findings
     assert finding.check == "entry"
@@ -309,7 +297,7 @@ def compiled(x, how):
 '''
 
 
-def _compiled(project: Project, how: str) -> CaseResult:
+def _compiled(project, how):
     (project.folder / f"{project.module}.py").write_text(_COMPILED)
     path = project.folder / "compiled.yaml"
     text = _SPEC.format(module=project.module, how=f"[{how}]", rows="[5]")
@@ -318,12 +306,10 @@ def _compiled(project: Project, how: str) -> CaseResult:
     return result
 
 
-def test_an_nvcc_without_space_does_not_reject_the_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_nvcc_without_space_does_not_reject_the_kernel(tmp_path, monkeypatch):
     """Whether it prints so, or something else: its folder of temporary files is tried."""
 
-    def compiled(message: str) -> None:
+    def compiled(message):
         script = tmp_path / "nvcc"
         script.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
         script.chmod(0o700)
@@ -339,7 +325,7 @@ def test_an_nvcc_without_space_does_not_reject_the_kernel(
 
 
 @pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
-def test_an_nvcc_error_is_a_finding_with_its_message(project: Project) -> None:
+def test_an_nvcc_error_is_a_finding_with_its_message(project):
     result = _compiled(project, "nvcc")
     (finding,) = result.findings
     assert finding.check == "compile"
@@ -349,7 +335,7 @@ def test_an_nvcc_error_is_a_finding_with_its_message(project: Project) -> None:
     assert "1 error detected" in (finding.detail or "")
 
 
-def test_a_lowering_error_is_a_finding_with_the_kernels_name(project: Project) -> None:
+def test_a_lowering_error_is_a_finding_with_the_kernels_name(project):
     result = _compiled(project, "tilelang")
     (finding,) = result.findings
     assert finding.check == "compile"
@@ -372,7 +358,7 @@ InterpreterBackend.broken = broken
 """
 
 
-def test_a_worker_that_lost_its_gpu_is_replaced_and_every_case_is_judged(project: Project) -> None:
+def test_a_worker_that_lost_its_gpu_is_replaced_and_every_case_is_judged(project):
     _written(project, "[illegal, right]", rows="[1]")
     code = project.folder / f"{project.module}.py"
     told = code.read_text().replace(

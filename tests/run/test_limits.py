@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,12 +29,12 @@ def test_timeout_of_a_compiling_case():
 class Finalized:
     """Its finalizer receives a Ctrl-C, and Python discards the exception."""
 
-    def __del__(self) -> None:
+    def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
-def ctrl_c_raises() -> Iterator[None]:
+def ctrl_c_raises():
     """Ctrl-C raises KeyboardInterrupt, also where it is ignored, as in background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -44,12 +43,12 @@ def ctrl_c_raises() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("ctrl_c_raises")
-def test_ctrl_c_in_a_finalizer_ends_the_code_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_finalizer_ends_the_code_all_the_same(monkeypatch):
     monkeypatch.setattr(limits, "_AGAIN", 0.05)
     interrupts = Interrupts()
     start = time.monotonic()
 
-    def sleep_after_ctrl_c() -> None:
+    def sleep_after_ctrl_c():
         with interrupts.watch():
             Finalized()
             time.sleep(60)

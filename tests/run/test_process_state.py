@@ -1,11 +1,8 @@
 """What an entry leaves behind in its process is a finding, and is restored."""
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,12 +12,6 @@ from tlmatrix.run import Status
 from tlmatrix.run.process_state import _SETTINGS, StateGuard
 from tlmatrix.run.runner import run_case
 from tlmatrix.spec.loader import load_spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tlmatrix.check.finding import Finding
-    from tlmatrix.run import CaseResult
 
 _ENTRY = """\
 import os
@@ -53,7 +44,7 @@ axes: {n: [3]}
 """
 
 
-def _result(folder: Path, code: str, more: str = "") -> CaseResult:
+def _result(folder, code, more=""):
     module = f"left_{abs(hash((code, str(folder))))}"
     (folder / f"{module}.py").write_text(_ENTRY.replace("CODE", code))
     path = folder / "doubled.yaml"
@@ -87,7 +78,7 @@ def _result(folder: Path, code: str, more: str = "") -> CaseResult:
         "torch.set_default_dtype(torch.float64); raise ValueError": "the default dtype",
     }.items(),
 )
-def test_a_change_is_a_finding_and_restored(tmp_path: Path, code: str, words: str) -> None:
+def test_a_change_is_a_finding_and_restored(tmp_path, code, words):
     _result(tmp_path, "pass")  # imports, which change settings
     compared = [each for each in _SETTINGS if each.name in words or not each.by_imports]
     before = [setting.read() for setting in compared]
@@ -111,21 +102,21 @@ def test_a_change_is_a_finding_and_restored(tmp_path: Path, code: str, words: st
         "import torch._dynamo as dynamo",
     ],
 )
-def test_what_is_restored_or_belongs_to_an_import_is_right(tmp_path: Path, code: str) -> None:
+def test_what_is_restored_or_belongs_to_an_import_is_right(tmp_path, code):
     (tmp_path / "setting_package.py").write_text("import os\nos.environ['OF_PACKAGE'] = '1'\n")
     assert _result(tmp_path, code).status is Status.PASSED
     assert "setting" not in code or os.environ.pop("OF_PACKAGE") == "1"
 
 
-def test_without_the_check_it_is_only_restored(tmp_path: Path) -> None:
+def test_without_the_check_it_is_only_restored(tmp_path):
     result = _result(tmp_path, "torch.set_default_dtype(torch.float64)", "checks: [numeric]\n")
     assert result.status is Status.PASSED
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_nested_guards_report_once() -> None:
-    inner: list[Finding] = []
-    outer: list[Finding] = []
+def test_nested_guards_report_once():
+    inner = []
+    outer = []
     with StateGuard("outer", outer, patches=True), StateGuard("inner", inner):
         warnings.simplefilter("error")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

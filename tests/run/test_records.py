@@ -1,9 +1,6 @@
 """Results on disk: what is written is read back, whatever cut the writing short."""
 
-from __future__ import annotations
-
 import multiprocessing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +15,6 @@ from tlmatrix.run import (
     Summary,
     read_records,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HEADER = RunHeader(
     tier="quick",
@@ -67,7 +61,7 @@ _SKIPPED = CaseResult(
 )
 
 
-def _write(path: Path, *results: CaseResult) -> None:
+def _write(path, *results):
     writer = RecordsWriter(path)
     writer.header(_HEADER)
     for result in results:
@@ -77,7 +71,7 @@ def _write(path: Path, *results: CaseResult) -> None:
     writer.close()
 
 
-def test_written_records_are_read_back(tmp_path: Path) -> None:
+def test_written_records_are_read_back(tmp_path):
     _write(tmp_path / "a" / "run.jsonl", _FAILED, _SKIPPED)
     records = read_records(tmp_path / "a" / "run.jsonl")
     assert records.header == _HEADER
@@ -89,7 +83,7 @@ def test_written_records_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", range(1, 120, 7))
-def test_an_incomplete_last_line_is_ignored(tmp_path: Path, keep: int) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path, keep):
     path = tmp_path / "run.jsonl"
     _write(path, _SKIPPED)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -99,7 +93,7 @@ def test_an_incomplete_last_line_is_ignored(tmp_path: Path, keep: int) -> None:
     assert result.case == _SKIPPED.case
 
 
-def test_a_resumed_run_appends_after_an_incomplete_line(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_after_an_incomplete_line(tmp_path):
     path = tmp_path / "run.jsonl"
     _write(path, _SKIPPED)
     path.write_bytes(path.read_bytes()[:-20])
@@ -108,7 +102,7 @@ def test_a_resumed_run_appends_after_an_incomplete_line(tmp_path: Path) -> None:
     assert [item.status for item in records.results] == [Status.SKIPPED, Status.FAILED]
 
 
-def test_the_last_result_of_a_case_counts(tmp_path: Path) -> None:
+def test_the_last_result_of_a_case_counts(tmp_path):
     path = tmp_path / "run.jsonl"
     passed = CaseResult(spec="x", path=_FAILED.path, case=_FAILED.case, status=Status.PASSED)
     _write(path, _FAILED, _SKIPPED, passed)
@@ -116,7 +110,7 @@ def test_the_last_result_of_a_case_counts(tmp_path: Path) -> None:
     assert [result.status for result in records.results] == [Status.SKIPPED, Status.PASSED]
 
 
-def test_an_unfinished_case_is_crashed_and_the_run_has_no_summary(tmp_path: Path) -> None:
+def test_an_unfinished_case_is_crashed_and_the_run_has_no_summary(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = RecordsWriter(path)
     writer.header(_HEADER)
@@ -137,7 +131,7 @@ def test_an_unfinished_case_is_crashed_and_the_run_has_no_summary(tmp_path: Path
         ("[1]\n", ":1: not a record: it is list, not an object"),
     ],
 )
-def test_a_file_without_records_is_an_error(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_without_records_is_an_error(tmp_path, text, words):
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(RecordsError, match=words):
@@ -156,7 +150,7 @@ def test_a_file_without_records_is_an_error(tmp_path: Path, text: str, words: st
         '{"record":"summary"}',
     ],
 )
-def test_a_line_that_is_no_record_is_left_out(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_record_is_left_out(tmp_path, line):
     path = tmp_path / "run.jsonl"
     _write(path, _FAILED, _SKIPPED)
     lines = path.read_text().splitlines()
@@ -168,9 +162,7 @@ def test_a_line_that_is_no_record_is_left_out(tmp_path: Path, line: str) -> None
 
 
 @pytest.mark.parametrize("header", ["nonsense", '{"record":"run","seed":"none"}', None])
-def test_the_results_of_a_file_without_its_header_are_read(
-    tmp_path: Path, header: str | None
-) -> None:
+def test_the_results_of_a_file_without_its_header_are_read(tmp_path, header):
     path = tmp_path / "run.jsonl"
     _write(path, _FAILED)
     _, *rest = path.read_text().splitlines()
@@ -182,7 +174,7 @@ def test_the_results_of_a_file_without_its_header_are_read(
     assert len(records.problems) == 1 + (header is not None)
 
 
-def test_a_full_disk_is_an_error_of_the_writer(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_the_writer(tmp_path):
     full = tmp_path / "run.jsonl"
     full.symlink_to("/dev/full")
     writer = RecordsWriter(full)
@@ -192,7 +184,7 @@ def test_a_full_disk_is_an_error_of_the_writer(tmp_path: Path) -> None:
     writer.close()
 
 
-def _append(path: Path, worker: str, count: int) -> None:
+def _append(path, worker, count):
     writer = RecordsWriter(path)
     for number in range(count):
         case = f"a={number}-b={worker * 200}"
@@ -201,7 +193,7 @@ def _append(path: Path, worker: str, count: int) -> None:
     writer.close()
 
 
-def test_processes_append_whole_lines_to_a_shared_file(tmp_path: Path) -> None:
+def test_processes_append_whole_lines_to_a_shared_file(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = RecordsWriter(path)
     writer.header(_HEADER)

@@ -1,16 +1,10 @@
 """The sources of a spec: its modules with all that they import, and no others."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.run.sources import SourceWatch, differences, read_sources
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _FILES = {
     "k.yaml": "entry: k:run\nproblem: {reference: 'pkg.ref:f'}\n",
@@ -31,14 +25,14 @@ _REACHED = {
 }  # fmt: skip
 
 
-def _written(folder: Path) -> Path:
+def _written(folder):
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder / "k.yaml"
 
 
-def test_the_modules_of_a_spec_and_all_they_import_are_its_sources(tmp_path: Path) -> None:
+def test_the_modules_of_a_spec_and_all_they_import_are_its_sources(tmp_path):
     found = read_sources(_written(tmp_path / "a"))
     files = {name for name in found.parts if "." in name}
     assert files == _REACHED
@@ -48,7 +42,7 @@ def test_the_modules_of_a_spec_and_all_they_import_are_its_sources(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", sorted(_FILES))
-def test_an_edit_of_a_source_is_a_change_and_no_other_is(tmp_path: Path, name: str) -> None:
+def test_an_edit_of_a_source_is_a_change_and_no_other_is(tmp_path, name):
     spec = _written(tmp_path)
     watch = SourceWatch()
     watch.of(spec)
@@ -61,9 +55,7 @@ def test_an_edit_of_a_source_is_a_change_and_no_other_is(tmp_path: Path, name: s
     assert (read_sources(spec).digest == watch.of(spec).digest) == (name not in _REACHED)
 
 
-def test_a_process_that_starts_after_an_edit_compares_with_the_start_of_the_run(
-    tmp_path: Path,
-) -> None:
+def test_a_process_that_starts_after_an_edit_compares_with_the_start_of_the_run(tmp_path):
     spec = _written(tmp_path)
     began = {str(spec.resolve()): read_sources(spec).parts}
     (tmp_path / "lazy.py").write_text("edited = True")
@@ -74,7 +66,7 @@ def test_a_process_that_starts_after_an_edit_compares_with_the_start_of_the_run(
     assert "lazy.py was removed" in SourceWatch((), began).changes(spec)
 
 
-def test_versions_and_files_that_come_and_go_are_differences() -> None:
+def test_versions_and_files_that_come_and_go_are_differences():
     before = {"a.py": "1", "torch": "2.8", "old.py": "3"}
     after = {"a.py": "1", "torch": "2.9", "new.py": "3"}
     words = "new.py was added, old.py was removed, torch 2.8 became 2.9"
@@ -82,7 +74,7 @@ def test_versions_and_files_that_come_and_go_are_differences() -> None:
     assert not differences(before, before)
 
 
-def test_tilelang_in_the_search_path_is_no_source(tmp_path: Path, monkeypatch) -> None:
+def test_tilelang_in_the_search_path_is_no_source(tmp_path, monkeypatch):
     spec = _written(tmp_path / "a")
     (tmp_path / "a" / "k.py").write_text("import tilelang\n")
     checkout = tmp_path / "checkout" / "tilelang"

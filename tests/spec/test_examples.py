@@ -1,14 +1,11 @@
 """Loading the example specs, attribute by attribute."""
 
-from __future__ import annotations
-
 from datetime import date
-from typing import TYPE_CHECKING
 
 import pytest
 from design_examples import FACTORY, NORM, VARLEN
 
-from tlmatrix.spec import Expression, Spec, SpecError, load_spec, parse_spec
+from tlmatrix.spec import Expression, SpecError, load_spec, parse_spec
 from tlmatrix.spec.model.checks import invalid_inputs_of
 from tlmatrix.spec.model.spec import (
     CHECKS,
@@ -28,18 +25,15 @@ from tlmatrix.spec.model.spec import (
     Tier,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def varlen(tmp_path: Path) -> Spec:
+def varlen(tmp_path):
     path = tmp_path / "gqa_varlen.yaml"
     path.write_text(VARLEN)
     return load_spec(path)
 
 
-def test_packed_attention_spec_loads_with_all_attributes(varlen: Spec, tmp_path: Path) -> None:
+def test_packed_attention_spec_loads_with_all_attributes(varlen, tmp_path):
     spec = varlen
     assert spec.path == tmp_path / "gqa_varlen.yaml"
     assert spec.name == "gqa_varlen"
@@ -105,7 +99,7 @@ def test_packed_attention_spec_loads_with_all_attributes(varlen: Spec, tmp_path:
     assert spec.location("bench", "cases", 0, "head_dim") == (47, 59)
 
 
-def test_the_most_specific_tolerance_wins(varlen: Spec) -> None:
+def test_the_most_specific_tolerance_wins(varlen):
     tolerance = varlen.tolerance
     assert tolerance.for_tensor("out", "sm_90") == Allowance(factor=2)
     assert tolerance.for_tensor("dq", "sm_90") == Allowance(factor=3)
@@ -127,12 +121,12 @@ tolerance:
     assert list(tolerance.tensors) == ["dq"]
 
 
-def test_the_default_tolerance_factor_is_two() -> None:
+def test_the_default_tolerance_factor_is_two():
     allowance = parse_spec(NORM).tolerance.for_tensor("y", "interpreter")
     assert (allowance.mode, allowance.factor, allowance.floor) == ("reference_relative", 2, "auto")
 
 
-def test_declared_problem_loads_with_all_attributes() -> None:
+def test_declared_problem_loads_with_all_attributes():
     spec = parse_spec(NORM)
     problem = spec.problem
     assert isinstance(problem, DeclaredProblem)
@@ -149,7 +143,7 @@ def test_declared_problem_loads_with_all_attributes() -> None:
     assert spec.checks == CHECKS
 
 
-def test_outputs_may_have_shape_dtype_and_dims() -> None:
+def test_outputs_may_have_shape_dtype_and_dims():
     output = "{y: {shape: [2 * rows, 3], dtype: float32, dims: [row, part]}, z: {}}"
     problem = parse_spec(NORM.replace("[y]", output)).problem
     assert isinstance(problem, DeclaredProblem)
@@ -160,7 +154,7 @@ def test_outputs_may_have_shape_dtype_and_dims() -> None:
     assert problem.output_names == ("y", "z")
 
 
-def test_factory_spec_loads_with_its_arguments() -> None:
+def test_factory_spec_loads_with_its_arguments():
     spec = parse_spec(FACTORY)
     assert spec.factory_args == {
         "batch": "batch",
@@ -175,7 +169,7 @@ def test_factory_spec_loads_with_its_arguments() -> None:
     assert (spec.call, spec.returns) == (("q", "k", "v"), ("out",))
 
 
-def test_short_forms_equal_their_long_forms() -> None:
+def test_short_forms_equal_their_long_forms():
     short = parse_spec(
         FACTORY.replace("seq_len: seqlen_q, ", "").replace(
             "seqlen_q: [1, 64, 200]", "seqlens: [[7]], window: [1]"
@@ -199,11 +193,11 @@ fuzz: {seqlens: {sequences: [1, 3], length: 7}, axes: {window: 1..9}}
     ("strategy", "strength"),
     [("pairwise", 2), ("2-wise", 2), ("5-wise", 5), ("product", None), ("sample", None)],
 )
-def test_strategy_has_its_strength(strategy: str, strength: int | None) -> None:
+def test_strategy_has_its_strength(strategy, strength):
     assert Tier(strategy=strategy).strength == strength
 
 
-def test_a_spec_is_frozen(varlen: Spec) -> None:
+def test_a_spec_is_frozen(varlen):
     for model, key in (
         (varlen, "name"),
         (varlen.constraints[0], "because"),
@@ -213,7 +207,7 @@ def test_a_spec_is_frozen(varlen: Spec) -> None:
             setattr(model, key, None)
 
 
-def test_checks_without_some_are_all_others() -> None:
+def test_checks_without_some_are_all_others():
     text = "name: a\nproblem: gemm\nentry: m:f\naxes: {dtype: [float16]}\n"
     spec = parse_spec(text + "checks: {without: [propagation, numeric]}\n")
     assert spec.checks == tuple(each for each in CHECKS if each not in ("propagation", "numeric"))

@@ -1,7 +1,5 @@
 """Expressions evaluate as in Python, have located errors, and have bounded cost."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import time
@@ -72,7 +70,7 @@ NAMES = {
         ("max(1 if t else 9, 2)", 2),
     ],
 )
-def test_expression_evaluates_as_in_python(text: str, value: object) -> None:
+def test_expression_evaluates_as_in_python(text, value):
     found = Expression(text).evaluate(MappingProxyType(NAMES))
     assert found == value
     assert type(found) is type(value)
@@ -97,7 +95,7 @@ def test_expression_evaluates_as_in_python(text: str, value: object) -> None:
         ("min(['b', 'a'])", "a"),
     ],
 )
-def test_arithmetic_on_lists_is_elementwise(text: str, value: object) -> None:
+def test_arithmetic_on_lists_is_elementwise(text, value):
     names = {
         "plain": [17, 64, 1],
         "alike": {"q": [3, 0], "k": "same"},
@@ -106,7 +104,7 @@ def test_arithmetic_on_lists_is_elementwise(text: str, value: object) -> None:
     assert Expression(text).evaluate(names) == value
 
 
-def test_packed_axis_with_different_sides_is_not_one_list() -> None:
+def test_packed_axis_with_different_sides_is_not_one_list():
     names = {"lens": {"q": [1, 2], "k": [5, 9]}}
     for text, reason in (("sum(lens)", "has no value"), ("lens * 2", "lens")):
         with pytest.raises(ExpressionError, match="the sides q and k differ; name one") as caught:
@@ -114,7 +112,7 @@ def test_packed_axis_with_different_sides_is_not_one_list() -> None:
         assert reason in str(caught.value)
 
 
-def test_arithmetic_on_a_too_long_list_fails_at_once() -> None:
+def test_arithmetic_on_a_too_long_list_fails_at_once():
     names = {"lens": [3] * 90_000}
     assert Expression("sum(lens)").evaluate(names) == 270_000
     began = time.perf_counter()
@@ -131,12 +129,12 @@ leaves = st.one_of(
 )
 
 
-def expressions(*arithmetic: str) -> st.SearchStrategy[str]:
+def expressions(*arithmetic):
     """Texts that Python reads, too, with these operators among others."""
     compared = ["==", "!=", "<", "<=", ">", ">="]
 
-    def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        def made(form: str, *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    def combined(inner):
+        def made(form, *parts):
             return st.builds(form.format, *parts)
 
         return st.one_of(
@@ -163,14 +161,14 @@ def expressions(*arithmetic: str) -> st.SearchStrategy[str]:
     return st.recursive(leaves, combined, max_leaves=8)
 
 
-def by_python(text: str) -> object:
+def by_python(text):
     return eval(text, {"__builtins__": {"max": max}}, dict(NAMES))
 
 
 @settings(deadline=None)
 @given(expressions("+", "-", "*", "/", "//", "%", "**"))
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-def test_generated_expressions_evaluate_as_in_python(text: str) -> None:
+def test_generated_expressions_evaluate_as_in_python(text):
     try:
         found = Expression(text).evaluate(NAMES)
     except ExpressionError:
@@ -183,7 +181,7 @@ def test_generated_expressions_evaluate_as_in_python(text: str) -> None:
 @settings(deadline=None)
 @given(expressions("+", "-", "*", "/", "//", "%"))  # Python alone would compute 9 ** 9 ** 9
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-def test_expressions_that_only_python_evaluates_have_an_error(text: str) -> None:
+def test_expressions_that_only_python_evaluates_have_an_error(text):
     try:
         Expression(text).evaluate(NAMES)
     except ExpressionError as error:
@@ -200,7 +198,7 @@ def test_expressions_that_only_python_evaluates_have_an_error(text: str) -> None
 
 @settings(deadline=None)
 @given(st.text(alphabet="ab1 .,()[]'\"<>=!+-*/%&|notrinis\\@#{}:;\u00e9\u0663\t\n", max_size=40))
-def test_any_text_parses_or_has_an_error_inside_it(text: str) -> None:
+def test_any_text_parses_or_has_an_error_inside_it(text):
     try:
         expression = Expression(text)
     except ExpressionError as error:
@@ -252,7 +250,7 @@ def test_any_text_parses_or_has_an_error_inside_it(text: str) -> None:
         ("ceildiv(1)", 0, "ceildiv takes 2 values, not 1"),
     ],
 )
-def test_syntax_error_has_its_offset_and_reason(text: str, offset: int, reason: str) -> None:
+def test_syntax_error_has_its_offset_and_reason(text, offset, reason):
     with pytest.raises(ExpressionError) as caught:
         Expression(text)
     assert (caught.value.offset, caught.value.reason) == (offset, reason)
@@ -294,7 +292,7 @@ def test_syntax_error_has_its_offset_and_reason(text: str, offset: int, reason: 
         ("2.0 ** 9999", 4, "2.0 ** 9999: (34, 'Numerical result out of range')"),
     ],
 )
-def test_evaluation_error_has_its_offset_and_reason(text: str, offset: int, reason: str) -> None:
+def test_evaluation_error_has_its_offset_and_reason(text, offset, reason):
     with pytest.raises(ExpressionError) as caught:
         Expression(text).evaluate(NAMES)
     assert (caught.value.offset, caught.value.reason) == (offset, reason)
@@ -321,26 +319,26 @@ def test_evaluation_error_has_its_offset_and_reason(text: str, offset: int, reas
         "a if a else " * 150 + "a",
     ],
 )
-def test_a_hostile_expression_fails_at_once(text: str) -> None:
+def test_a_hostile_expression_fails_at_once(text):
     began = time.perf_counter()
     with pytest.raises(ExpressionError):
         Expression(text).evaluate(NAMES)
     assert time.perf_counter() - began < 1  # it would be minutes, or all memory
 
 
-def test_long_chains_count_as_one_level() -> None:
+def test_long_chains_count_as_one_level():
     text = " or ".join(f"a == {number}" for number in range(150))
     assert Expression(text).evaluate({"a": 149}) is True
     assert Expression(text).evaluate({"a": 150}) is False
 
 
-def test_names_of_an_expression_exclude_constants() -> None:
+def test_names_of_an_expression_exclude_constants():
     expression = Expression("a < b and max(c, 1) in [d, none] and 'e' != true and a")
     assert expression.names == {"a", "b", "c", "d"}
     assert expression.offset_of("a") == 0
 
 
-def test_expressions_compare_and_hash_by_text() -> None:
+def test_expressions_compare_and_hash_by_text():
     one, same, other = Expression("a + 1"), Expression("a + 1"), Expression("a+1")
     assert one == same
     assert hash(one) == hash(same)
@@ -350,7 +348,7 @@ def test_expressions_compare_and_hash_by_text() -> None:
     assert pickle.loads(pickle.dumps(one)).evaluate({"a": 1}) == 2
 
 
-def test_expression_error_can_be_pickled() -> None:
+def test_expression_error_can_be_pickled():
     with pytest.raises(ExpressionError) as caught:
         Expression("a b")
     again = pickle.loads(pickle.dumps(caught.value))

@@ -1,20 +1,13 @@
 """Discovery of spec files in folders."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tlmatrix.spec import SpecError, find_specs
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SPEC = "name: trial\nproblem: gemm\nentry: a:b\naxes: {m: [1]}\n"
 
 
-def test_specs_are_found_recursively_in_order(tmp_path: Path) -> None:
+def test_specs_are_found_recursively_in_order(tmp_path):
     files = {
         "b.yaml": SPEC,
         "a.yml": SPEC,
@@ -38,7 +31,7 @@ def test_specs_are_found_recursively_in_order(tmp_path: Path) -> None:
     assert found == ["a.yml", "b.yaml", "broken.yaml", "quoted.yaml", "deep/er/c.yaml"]
 
 
-def test_a_named_file_is_returned_unchecked_and_once(tmp_path: Path) -> None:
+def test_a_named_file_is_returned_unchecked_and_once(tmp_path):
     path = tmp_path / "any.txt"
     path.write_text("not a spec")
     spec = tmp_path / "spec.yaml"
@@ -46,12 +39,12 @@ def test_a_named_file_is_returned_unchecked_and_once(tmp_path: Path) -> None:
     assert find_specs([path, str(spec), tmp_path, path]) == [path, spec]
 
 
-def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*absent"):
         find_specs([tmp_path / "absent"])
 
 
-def test_a_dangling_link_in_a_folder_is_an_error(tmp_path: Path) -> None:
+def test_a_dangling_link_in_a_folder_is_an_error(tmp_path):
     (tmp_path / "spec.yaml").write_text(SPEC)
     (tmp_path / "gone.txt").symlink_to("nowhere")
     assert len(find_specs([tmp_path])) == 1
@@ -61,10 +54,10 @@ def test_a_dangling_link_in_a_folder_is_an_error(tmp_path: Path) -> None:
         find_specs([tmp_path])
 
 
-def test_an_unreadable_file_in_a_folder_is_an_error(tmp_path: Path, monkeypatch) -> None:
+def test_an_unreadable_file_in_a_folder_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "spec.yaml").write_text(SPEC)
 
-    def fail(_path: Path) -> bool:
+    def fail(_path):
         raise PermissionError(13, "Permission denied", str(tmp_path / "spec.yaml"))
 
     monkeypatch.setattr("tlmatrix.spec.loader.is_spec", fail)
@@ -72,7 +65,7 @@ def test_an_unreadable_file_in_a_folder_is_an_error(tmp_path: Path, monkeypatch)
         find_specs([tmp_path])
 
 
-def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_once(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "spec.yaml").write_text(SPEC)
     (tmp_path / "specs").mkdir()

@@ -1,16 +1,9 @@
 """Malformed specs: every error in one load, each with line, column and message."""
 # ruff: noqa: E501 - a message stands on one line here, as it does where it is printed
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tlmatrix.spec import SpecError, load_spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = """\
 name: trial
@@ -359,7 +352,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_every_error_is_reported_at_its_location(name: str, tmp_path: Path) -> None:
+def test_every_error_is_reported_at_its_location(name, tmp_path):
     text, expected = MALFORMED[name]
     path = tmp_path / "spec.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

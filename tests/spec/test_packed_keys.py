@@ -1,7 +1,5 @@
 """Packed axes in declared problems: derived inputs, and located errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from tlmatrix.spec import SpecError, parse_spec
@@ -24,7 +22,7 @@ axes:
 GOOD = "offsets_of: seqlens.q"
 
 
-def check(given: str = GOOD, axis: str = "[[17, 0], [5]]") -> list[str]:
+def check(given=GOOD, axis="[[17, 0], [5]]"):
     text = TEXT.replace("INPUT", given).replace("[[17, 0], {q: [3], k: [4]}]", axis)
     try:
         parse_spec(text)
@@ -45,7 +43,7 @@ def check(given: str = GOOD, axis: str = "[[17, 0], [5]]") -> list[str]:
         ('offsets_of: "ceildiv(seqlens, 8) * 8"', ["len(ceildiv(seqlens, 8) * 8) + 1"]),
     ],
 )
-def test_a_derived_input_has_a_shape_and_an_integer_dtype(given: str, shape: list[str]) -> None:
+def test_a_derived_input_has_a_shape_and_an_integer_dtype(given, shape):
     spec = parse_spec(TEXT.replace("INPUT", given))
     decl = spec.problem.inputs["y"]
     assert [str(size) for size in decl.sizes] == shape
@@ -81,7 +79,7 @@ def test_a_derived_input_has_a_shape_and_an_integer_dtype(given: str, shape: lis
         ),
     ],
 )
-def test_a_malformed_input_is_an_error_at_its_location(given: str, message: str) -> None:
+def test_a_malformed_input_is_an_error_at_its_location(given, message):
     assert any(each.startswith(message) for each in check(given)), check(given)
 
 
@@ -94,21 +92,21 @@ def test_a_malformed_input_is_an_error_at_its_location(given: str, message: str)
         ("[[3], []]", "11:18: seqlens is empty; at least one sequence is needed"),
     ],
 )
-def test_an_invalid_packed_value_is_an_error_at_its_location(axis: str, message: str) -> None:
+def test_an_invalid_packed_value_is_an_error_at_its_location(axis, message):
     assert any(each.startswith(message) for each in check(axis=axis)), check(axis=axis)
 
 
-def test_an_expression_invalid_for_some_values_only_is_accepted() -> None:
+def test_an_expression_invalid_for_some_values_only_is_accepted():
     assert check('offsets_of: "seqlens - 4"', "[[17, 5], [3]]") == []
 
 
-def test_packed_axes_are_the_axes_in_lists_of_lengths() -> None:
+def test_packed_axes_are_the_axes_in_lists_of_lengths():
     text = TEXT.replace("INPUT", 'offsets_of: "ceildiv(counts, dim) * dim"')
     text += "  counts: [[1, 2]]\n  tiles: [[64, 32]]\n"
     assert packed_axes(parse_spec(text)) == ("seqlens", "counts")
 
 
-def test_call_of_needs_the_whole_expression_to_be_a_call() -> None:
+def test_call_of_needs_the_whole_expression_to_be_a_call():
     assert call_of("sum(seqlens)") == ("sum", (Expression("seqlens"),))
     assert call_of("pages(ceildiv(a, 2), max(b, c))") == (
         "pages",
@@ -118,7 +116,7 @@ def test_call_of_needs_the_whole_expression_to_be_a_call() -> None:
         assert call_of(text) is None
 
 
-def test_batch_relations_need_a_packed_problem() -> None:
+def test_batch_relations_need_a_packed_problem():
     text = TEXT.replace("INPUT", GOOD) + "relations: [batch_split, finite]\n"
     assert [each.name for each in parse_spec(text).relations] == ["batch_split", "finite"]
     plain = text.replace("sum(seqlens)", "dim").replace(GOOD, "shape: [dim], dtype: int32")

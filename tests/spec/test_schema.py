@@ -1,9 +1,6 @@
 """The JSON Schema of specs agrees with the loader."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from design_examples import FACTORY, NORM, VARLEN
@@ -30,7 +27,7 @@ bench: {cases: [{seqlen_q: 64}]}
 """
 
 
-def data(text: str) -> Any:
+def data(text):
     return plain(read_document(text.encode(), Path("spec.yaml")).root)
 
 
@@ -40,13 +37,13 @@ SHORT_LENGTHS = VARLEN.replace(
 
 
 @pytest.mark.parametrize("text", [VARLEN, SHORT_LENGTHS, NORM, FACTORY, FACTORY + SHORT_FORMS])
-def test_schema_accepts_examples_and_short_forms(text: str) -> None:
+def test_schema_accepts_examples_and_short_forms(text):
     parse_spec(text)
     assert accepts(SCHEMA, data(text), SCHEMA)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_schema_accepts_the_specs_of_this_project(path: Path) -> None:
+def test_schema_accepts_the_specs_of_this_project(path):
     assert accepts(SCHEMA, data(path.read_text()), SCHEMA)
 
 
@@ -81,7 +78,7 @@ def test_schema_accepts_the_specs_of_this_project(path: Path) -> None:
         ("cases: [{", "cases: [[{"),
     ],
 )
-def test_schema_rejects_errors_that_the_loader_rejects(old: str, new: str) -> None:
+def test_schema_rejects_errors_that_the_loader_rejects(old, new):
     assert VARLEN.count(old) == 1
     text = VARLEN.replace(old, new).replace("causal: true}]\n  base", "causal: true}]]\n  base")
     text = text if "[[{" in text else text.replace("]]\n  base", "]\n  base")
@@ -90,7 +87,7 @@ def test_schema_rejects_errors_that_the_loader_rejects(old: str, new: str) -> No
     assert not accepts(SCHEMA, data(text), SCHEMA)
 
 
-def keys(schema: dict[str, Any]) -> dict[str, Any]:
+def keys(schema):
     parts = [schema, *schema.get("anyOf", ())]
     return next(part["properties"] for part in parts if "properties" in part)
 
@@ -98,7 +95,7 @@ def keys(schema: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "model", [model for _, model in SECTIONS], ids=lambda model: model.__name__
 )
-def test_every_key_has_a_description_and_valid_examples(model: type) -> None:
+def test_every_key_has_a_description_and_valid_examples(model):
     schema = SCHEMA if model.__name__ == "Spec" else SCHEMA["$defs"][model.__name__]
     for key, part in keys(schema).items():
         assert part["description"], key
@@ -107,7 +104,7 @@ def test_every_key_has_a_description_and_valid_examples(model: type) -> None:
             assert accepts(part, example, SCHEMA), (key, example)
 
 
-def test_every_model_of_the_schema_has_a_reference_section() -> None:
+def test_every_model_of_the_schema_has_a_reference_section():
     assert {model.__name__ for _, model in SECTIONS} == {"Spec", "Range", *SCHEMA["$defs"]} - {
         "Range"
     }
@@ -135,7 +132,7 @@ def test_every_model_of_the_schema_has_a_reference_section() -> None:
         *([], {}, [[1], {"a": None}], {"q": [17, 64], "k": "same", "no": "yes", "1": 2}),
     ],
 )
-def test_flow_style_values_round_trip(value: Any) -> None:
+def test_flow_style_values_round_trip(value):
     text = flow({"axis": [value]})
     assert "\n" not in text
     assert repr(data(text)) == repr({"axis": [value]})

@@ -1,25 +1,23 @@
 """Groups of failing cases, the evidence for them, and how reports print them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from tlmatrix.check import Finding
-from tlmatrix.report import Group, describe_finding, describe_group, describe_result, group_failures
+from tlmatrix.report import describe_finding, describe_group, describe_result, group_failures
 from tlmatrix.run import CaseResult, Status
 
 
 def _result(
-    number: int,
-    status: Status = Status.FAILED,
+    number,
+    status=Status.FAILED,
     *,
-    path: str = "x.yaml",
-    tensor: str = "out",
-    pattern: str = "a row",
-    **values: object,
-) -> CaseResult:
+    path="x.yaml",
+    tensor="out",
+    pattern="a row",
+    **values,
+):
     findings = (Finding(check="numeric", title="off", tensor=tensor, pattern=pattern),)
     return CaseResult(
         spec=path.removesuffix(".yaml"),
@@ -31,23 +29,23 @@ def _result(
     )
 
 
-def _error(number: int, title: str, **values: object) -> CaseResult:
+def _error(number, title, **values):
     finding = Finding(check="entry", title=title, pattern="ValueError")
     return replace(_result(number, Status.ERROR, **values), findings=(finding,))
 
 
-def _cases(groups: list[Group]) -> list[list[str]]:
+def _cases(groups):
     return [[item.case for item in group.results] for group in groups]
 
 
-def _text(group: Group, width: int = 80) -> str:
+def _text(group, width=80):
     return " ".join(" ".join(describe_group(group, width=width)).split())
 
 
 # One group -------------------------------------------------------------------------------------
 
 
-def test_wrong_numbers_that_share_a_value_of_no_passing_case_are_one_group() -> None:
+def test_wrong_numbers_that_share_a_value_of_no_passing_case_are_one_group():
     (group,) = group_failures(
         [
             _result(1, causal=True, window=1, pattern="everything"),
@@ -64,7 +62,7 @@ def test_wrong_numbers_that_share_a_value_of_no_passing_case_are_one_group() -> 
     assert "other patterns, with a selection of one case each: 2 cases a row -k 'n=2'" in text
 
 
-def test_two_shared_values_are_evidence_together() -> None:
+def test_two_shared_values_are_evidence_together():
     (group,) = group_failures(
         [
             _result(1, causal=True, window=63, dtype="float16"),
@@ -77,7 +75,7 @@ def test_two_shared_values_are_evidence_together() -> None:
     assert group.evidence.passing == 0
 
 
-def test_a_value_that_only_passing_cases_have_is_evidence() -> None:
+def test_a_value_that_only_passing_cases_have_is_evidence():
     empty = {"lengths": {"q": [0, 5], "k": [7, 0]}}
     (group,) = group_failures(
         [
@@ -93,7 +91,7 @@ def test_a_value_that_only_passing_cases_have_is_evidence() -> None:
     assert words in _text(group)
 
 
-def test_an_axis_with_other_values_in_failing_cases_is_evidence() -> None:
+def test_an_axis_with_other_values_in_failing_cases_is_evidence():
     (group,) = group_failures(
         [
             _result(1, window=63, causal=True),
@@ -107,12 +105,12 @@ def test_an_axis_with_other_values_in_failing_cases_is_evidence() -> None:
     assert group.evidence.shared == ("window=1 or 63",)
 
 
-def test_a_spec_without_passing_cases_is_one_group() -> None:
+def test_a_spec_without_passing_cases_is_one_group():
     (group,) = group_failures([_result(1), _result(2, pattern="everything")])
     assert "no case of this spec passed" in _text(group)
 
 
-def test_patterns_without_evidence_are_separate_groups() -> None:
+def test_patterns_without_evidence_are_separate_groups():
     groups = group_failures(
         [
             _result(1, causal=True),
@@ -125,7 +123,7 @@ def test_patterns_without_evidence_are_separate_groups() -> None:
     assert _cases(groups) == [["n=1", "n=2"], ["n=3"]]
 
 
-def test_evidence_separates_two_faults() -> None:
+def test_evidence_separates_two_faults():
     groups = group_failures(
         [
             *(_result(n, causal=True, pattern=f"pattern {n}", dtype="float16") for n in (1, 2, 3)),
@@ -140,7 +138,7 @@ def test_evidence_separates_two_faults() -> None:
 # Separate groups -------------------------------------------------------------------------------
 
 
-def test_specs_statuses_and_checks_are_separate_groups() -> None:
+def test_specs_statuses_and_checks_are_separate_groups():
     guards = Finding(check="guards", title="wrote past the end", tensor="out")
     groups = group_failures(
         [
@@ -155,7 +153,7 @@ def test_specs_statuses_and_checks_are_separate_groups() -> None:
     assert _cases(groups) == [["n=1", "n=2"], ["n=4"], ["n=5"], ["n=6"]]
 
 
-def test_exceptions_are_one_group_by_type_and_first_line() -> None:
+def test_exceptions_are_one_group_by_type_and_first_line():
     groups = group_failures(
         [
             _error(1, "raises ValueError: q has 65 rows"),
@@ -167,7 +165,7 @@ def test_exceptions_are_one_group_by_type_and_first_line() -> None:
     assert _cases(groups) == [["n=1", "n=2"], ["n=3"], ["n=4"]]
 
 
-def test_passing_cases_with_the_shared_values_are_counted() -> None:
+def test_passing_cases_with_the_shared_values_are_counted():
     (group,) = group_failures(
         [
             _result(1, causal=True),
@@ -181,7 +179,7 @@ def test_passing_cases_with_the_shared_values_are_counted() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.QUARANTINED, Status.KNOWN_BUG])
-def test_a_case_that_did_not_run_is_not_passing(status: Status) -> None:
+def test_a_case_that_did_not_run_is_not_passing(status):
     (group,) = group_failures(
         [
             _result(1, causal=True),
@@ -193,7 +191,7 @@ def test_a_case_that_did_not_run_is_not_passing(status: Status) -> None:
     assert group.evidence.passing == 0
 
 
-def test_a_refused_invalid_input_is_no_evidence() -> None:
+def test_a_refused_invalid_input_is_no_evidence():
     (group,) = group_failures(
         [
             _result(1, causal=True),
@@ -205,7 +203,7 @@ def test_a_refused_invalid_input_is_no_evidence() -> None:
     assert group.evidence.passing == 0
 
 
-def test_a_single_case_has_no_shared_values() -> None:
+def test_a_single_case_has_no_shared_values():
     (group,) = group_failures([_result(1, causal=True), _result(2, Status.PASSED, causal=False)])
     assert group.evidence.shared == ()
     assert "all have" not in _text(group)
@@ -214,7 +212,7 @@ def test_a_single_case_has_no_shared_values() -> None:
 # Output ----------------------------------------------------------------------------------------
 
 
-def test_the_smallest_case_is_the_example_in_any_order() -> None:
+def test_the_smallest_case_is_the_example_in_any_order():
     results = [
         replace(_result(number), elements=elements)
         for number, elements in ((12, 300), (3, 200), (7, 200))
@@ -223,7 +221,7 @@ def test_the_smallest_case_is_the_example_in_any_order() -> None:
     assert group_failures(results[::-1])[0].example.case == "n=3"
 
 
-def test_the_selection_of_a_pattern_matches_one_case() -> None:
+def test_the_selection_of_a_pattern_matches_one_case():
     (group,) = group_failures(
         [
             replace(_result(number, status, pattern=pattern), values={"m": m, "k": k})
@@ -240,7 +238,7 @@ def test_the_selection_of_a_pattern_matches_one_case() -> None:
     assert [pattern.select for pattern in group.others] == ["m=2 and k=1"]
 
 
-def test_text_is_wrapped_and_commands_are_not() -> None:
+def test_text_is_wrapped_and_commands_are_not():
     long = {f"axis_{number}": "value" for number in range(12)}
     groups = group_failures(
         [
@@ -254,7 +252,7 @@ def test_text_is_wrapped_and_commands_are_not() -> None:
     assert sum("tlmatrix repro" in line for line in lines) == 1
 
 
-def test_the_command_of_a_result_is_not_wrapped() -> None:
+def test_the_command_of_a_result_is_not_wrapped():
     result = CaseResult(
         spec="x",
         path="specs/x.yaml",
@@ -297,12 +295,12 @@ def test_the_command_of_a_result_is_not_wrapped() -> None:
         (0.5, 0.5, "expected 0.5, got 0.5"),
     ],
 )
-def test_values_have_enough_digits_to_differ(expected: float, got: float, text: str) -> None:
+def test_values_have_enough_digits_to_differ(expected, got, text):
     finding = Finding(check="isolation", title="out: differs", expected=expected, got=got)
     assert any(text in line for line in describe_finding(finding))
 
 
-def test_the_example_is_wrong_in_a_single_run_if_possible() -> None:
+def test_the_example_is_wrong_in_a_single_run_if_possible():
     small = _result(1)
     repeated = replace(small, findings=(replace(small.findings[0], check="repeat"),))
     (group,) = group_failures([repeated, _result(2), _result(3)])

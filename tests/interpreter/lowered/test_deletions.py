@@ -23,7 +23,7 @@ ARRIVAL = "tl.ptx_cp_async_barrier_noinc"
 NOTHING = ir.IntImm("int32", 0)
 
 
-def gemm(m: int, n: int, k: int, stages: int, threads: int = 128) -> Any:
+def gemm(m, n, k, stages, threads=128):
     """`C = A @ B` of one block."""
 
     @T.prim_func
@@ -48,7 +48,7 @@ def gemm(m: int, n: int, k: int, stages: int, threads: int = 128) -> Any:
     return kernel
 
 
-def from_registers() -> Any:
+def from_registers():
     """`C = 2 * A @ B`, the first factor in registers."""
 
     @T.prim_func
@@ -73,7 +73,7 @@ def from_registers() -> Any:
     return kernel
 
 
-def reversed_rows(threads: int) -> Any:
+def reversed_rows(threads):
     """Rows in reverse order, in shared memory and back."""
 
     @T.prim_func
@@ -87,7 +87,7 @@ def reversed_rows(threads: int) -> Any:
     return kernel
 
 
-def one_tile(blocks: int) -> Any:
+def one_tile(blocks):
     """Each block stores its tile; all of them to one place if there is one tile."""
 
     @T.prim_func
@@ -127,7 +127,7 @@ class Code:
 
 
 @cache
-def code(name: str) -> Code:
+def code(name):
     make, arch, inputs, out = (KERNELS | WRONG)[name]
     func = make()
     kernel, steps, functions = parsed(lower(func, arch, {}))
@@ -139,7 +139,7 @@ def code(name: str) -> Code:
     )
 
 
-def reports(found: Code) -> list[str]:
+def reports(found):
     """What the sanitizers report of a lowered kernel."""
     programs = {f.name: Emitter(f, HANDLERS).program() for f in found.functions}
     lowered = LoweredKernel(found.kernel, found.steps, programs)
@@ -149,11 +149,11 @@ def reports(found: Code) -> list[str]:
     return [f"{each.sanitizer}: {each.message}" for each in noted.reports()]
 
 
-def without(found: Code, op: str, number: int) -> Code:
+def without(found, op, number):
     """A kernel without the call of an operation that has a number among those of its name."""
     count = -1
 
-    def rewrite(node: Any) -> Any:
+    def rewrite(node):
         nonlocal count
         if isinstance(node, ir.Evaluate) and isinstance(node.value, ir.Call):
             count += node.value.op == op
@@ -166,13 +166,13 @@ def without(found: Code, op: str, number: int) -> Code:
     return replace(found, functions=functions)
 
 
-def test_bulk_stores_of_two_blocks_to_one_tile_are_a_race() -> None:
+def test_bulk_stores_of_two_blocks_to_one_tile_are_a_race():
     found = reports(code("one tile"))
     assert any(each.startswith("races: write of C[0, 0]") for each in found), found
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_as_it_is_lowered_has_no_report(name: str) -> None:
+def test_a_kernel_as_it_is_lowered_has_no_report(name):
     assert reports(code(name)) == []
 
 
@@ -194,7 +194,7 @@ def test_a_kernel_as_it_is_lowered_has_no_report(name: str) -> None:
         ("registers", "tl.warpgroup_commit_batch", 0, "a wgmma: it has not been waited for"),
     ],
 )
-def test_a_deletion_is_reported(name: str, op: str, number: int, expected: str) -> None:
+def test_a_deletion_is_reported(name, op, number, expected):
     found = reports(without(code(name), op, number))
     assert any(expected in each for each in found), found
 
@@ -202,20 +202,20 @@ def test_a_deletion_is_reported(name: str, op: str, number: int, expected: str) 
 @pytest.mark.parametrize(
     "op", ["tl.mbarrier_wait_parity", "tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier"]
 )
-def test_a_kernel_without_part_of_a_handshake_cannot_go_on(op: str) -> None:
+def test_a_kernel_without_part_of_a_handshake_cannot_go_on(op):
     with pytest.raises(DeadlockError):
         assert reports(without(code("gemm sm_90a"), op, 0)) == []
 
 
-def test_a_kernel_without_the_arrival_of_its_copies_cannot_go_on() -> None:
+def test_a_kernel_without_the_arrival_of_its_copies_cannot_go_on():
     with pytest.raises(DeadlockError):
         reports(without(code("copies"), ARRIVAL, 0))
 
 
-def test_an_arrival_that_does_not_wait_for_copies_is_reported() -> None:
+def test_an_arrival_that_does_not_wait_for_copies_is_reported():
     found = code("copies")
 
-    def rewrite(node: Any) -> Any:
+    def rewrite(node):
         if isinstance(node, ir.Call) and node.op == ARRIVAL:
             return replace(node, op="tirx.ptx_arrive_barrier")
         return None
@@ -225,15 +225,15 @@ def test_an_arrival_that_does_not_wait_for_copies_is_reported() -> None:
     assert any("nothing orders with a write by cp.async" in each for each in reported), reported
 
 
-def test_an_mbarrier_that_is_not_initialized_is_refused() -> None:
+def test_an_mbarrier_that_is_not_initialized_is_refused():
     with pytest.raises(SynchronizationError, match="before its initialization"):
         reports(without(code("gemm sm_90a"), "tirx.ptx_init_barrier_thread_count", 0))
 
 
-def wider(found: Code, op: str) -> Code:
+def wider(found, op):
     """A kernel with one vector of twice as many elements."""
 
-    def rewrite(node: Any) -> Any:
+    def rewrite(node):
         if op and isinstance(node, ir.Call) and node.op == op:
             count = node.args[2]
             return replace(node, args=(*node.args[:2], replace(count, value=2 * count.value)))
@@ -245,11 +245,11 @@ def wider(found: Code, op: str) -> Code:
     return replace(found, functions=functions)
 
 
-def test_a_cp_async_of_32_bytes_is_refused() -> None:
+def test_a_cp_async_of_32_bytes_is_refused():
     with pytest.raises(Unsupported, match=r"cp\.async of 32 bytes"):
         reports(wider(code("gemm sm_80"), "tl.ptx_cp_async"))
 
 
-def test_a_vector_past_the_end_of_local_memory_is_reported() -> None:
+def test_a_vector_past_the_end_of_local_memory_is_reported():
     found = reports(wider(code("gemm sm_80"), ""))
     assert any(each.startswith("bounds: access of") for each in found), found
