@@ -1,7 +1,5 @@
 """The product from Python: load a spec, list its cases, run some, look at findings."""
 
-import itertools
-import os
 import sys
 
 import pytest
@@ -11,34 +9,31 @@ import tlmatrix
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.run import SkipReason
 
-_numbers = itertools.count()
-_CODE = """
+CODE = """
 def reference(x):
     return 2 * x
 
 def double(x, how):
     return x + x + (0.5 if how == "wrong" else 0.0)
 """
-_SPEC = """\
+SPEC = """\
 name: double
 problem:
-  inputs: {{x: {{shape: [rows, 3], dtype: float32, grad: true}}}}
+  inputs: {x: {shape: [rows, 3], dtype: float32, grad: true}}
   outputs: [y]
-  reference: {module}:reference
-entry: {module}:double
-axes: {{rows: [1, 5], how: [right, wrong]}}
-tiers: {{quick: product}}
+  reference: api_code:reference
+entry: api_code:double
+axes: {rows: [1, 5], how: [right, wrong]}
+tiers: {quick: product}
 """
 
 
 @pytest.fixture
-def spec_path(tmp_path, monkeypatch):
+def spec_path(code_folder, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    module = f"api_code_{os.getpid()}_{next(_numbers)}"
-    (tmp_path / f"{module}.py").write_text(_CODE)
-    (tmp_path / "double.yaml").write_text(_SPEC.format(module=module))
-    yield tmp_path / "double.yaml"
-    sys.modules.pop(module, None)
+    path = code_folder / "double.yaml"
+    path.write_text(SPEC)
+    return path
 
 
 def test_load_list_run_and_read_findings(spec_path):

@@ -1,6 +1,5 @@
 """The runs of one case on the interpreter take different schedules, and report races of roles."""
 
-import os
 import sys
 
 import pytest
@@ -55,31 +54,27 @@ def double(x, wait):
 SPEC = """\
 name: handed_over
 problem:
-  inputs: {{x: {{shape: [8, 64], dtype: float32}}}}
+  inputs: {x: {shape: [8, 64], dtype: float32}}
   outputs: [y]
-  reference: {module}:reference
-entry: {module}:double
-axes: {{wait: [true, false]}}
-tiers: {{quick: product}}
+  reference: schedules_code:reference
+entry: schedules_code:double
+axes: {wait: [true, false]}
+tiers: {quick: product}
 """
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def results(code_folder, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    module = f"schedules_code_{os.getpid()}"
-    (tmp_path / f"{module}.py").write_text(CODE)
-    path = tmp_path / "handed_over.yaml"
-    path.write_text(SPEC.format(module=module))
-    spec = tlmatrix.load(path)
+    path = code_folder / "handed_over.yaml"
+    path.write_text(SPEC)
     found = {}
-    for case in tlmatrix.cases(spec):
-        result = tlmatrix.run_case(spec, case, "interpreter")
-        seen = sys.modules[module].SEEN
+    for case in tlmatrix.cases(path):
+        result = tlmatrix.run_case(tlmatrix.load(path), case, "interpreter")
+        seen = sys.modules["schedules_code"].SEEN
         found[case["wait"]] = (result, list(seen))
         seen.clear()
-    yield found
-    del sys.modules[module]
+    return found
 
 
 def test_runs_of_a_case_use_different_schedules(results):
