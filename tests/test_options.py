@@ -1,6 +1,5 @@
 """The table of options, what derives from it, and limits of numbers."""
 
-import argparse
 import pickle
 from dataclasses import replace
 from functools import cache
@@ -20,7 +19,7 @@ _NUMBERS = ("--seed", "--timeout", "--workers", "--examples", "--minutes", "--ra
             "--margin", "--sms", "--grown", "--slower", "--last", "--perturb")  # fmt: skip
 
 
-def _commands() -> dict[str, argparse.ArgumentParser]:
+def _commands():
     parser = command_line()
     (commands,) = (each for each in parser._actions if isinstance(each.choices, dict))
     return commands.choices
@@ -38,7 +37,7 @@ _OPTIONS = [
 _parser = cache(command_line)
 
 
-def _error(words: list[str], capsys, parser: argparse.ArgumentParser | None = None) -> str:
+def _error(words, capsys, parser=None):
     with pytest.raises(SystemExit) as caught:
         (parser or _parser()).parse_args(words)
     assert caught.value.code == ExitCode.USAGE
@@ -47,7 +46,7 @@ def _error(words: list[str], capsys, parser: argparse.ArgumentParser | None = No
 
 @pytest.mark.parametrize(("command", "option"), _OPTIONS)
 @pytest.mark.parametrize("value", ["-1", "-3", "many", "nan", "inf", "1e400", "", "\u00b2", "1_0"])
-def test_a_number_outside_its_limits_is_an_error(command: str, option: str, value: str, capsys):
+def test_a_number_outside_its_limits_is_an_error(command, option, value, capsys):
     paths = {"diff": ["a", "b"], "explain": ["a::b"], "repro": ["a::b"], "exec": ["a.py"]}
     shown = _error([command, f"{option}={value}", *paths.get(command, [])], capsys)
     assert option in shown
@@ -83,7 +82,7 @@ def test_every_option_with_a_number_is_listed_here():
         (["--seed", "9223372036854775807"], None),
     ],
 )
-def test_numbers_at_their_limits_are_accepted(words: list[str], expected: str | None):
+def test_numbers_at_their_limits_are_accepted(words, expected):
     arguments = command_line().parse_args(["run", *words])
     assert expected in (None, arguments.workers)
 
@@ -97,7 +96,7 @@ def test_numbers_at_their_limits_are_accepted(words: list[str], expected: str | 
         ("timeout = true", "timeout = True: must be a number of seconds"),
     ],
 )
-def test_numbers_of_the_configuration_have_the_same_limits(line: str, message: str, tmp_path):
+def test_numbers_of_the_configuration_have_the_same_limits(line, message, tmp_path):
     (tmp_path / "pyproject.toml").write_text(f"[tool.tlmatrix]\n{line}\n")
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         load_config(tmp_path)
@@ -112,7 +111,7 @@ def test_numbers_of_the_configuration_have_the_same_limits(line: str, message: s
         (["run", "--backend", "cud"], "argument --backend: no 'cud'; did you mean 'cuda'?"),
     ],
 )
-def test_a_mistyped_command_or_choice_has_a_suggestion(words: list[str], message: str, capsys):
+def test_a_mistyped_command_or_choice_has_a_suggestion(words, message, capsys):
     assert message in _error(words, capsys)
 
 
@@ -136,7 +135,7 @@ def toy(monkeypatch):
     monkeypatch.setitem(COMMANDS, "run", replace(run, options=(*run.options, TOY)))
 
 
-def _toy_project(folder, value: str):
+def _toy_project(folder, value):
     (folder / "pyproject.toml").write_text(f"[tool.tlmatrix]\ntoy = {value}\n")
     return load_config(folder)
 

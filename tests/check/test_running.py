@@ -11,7 +11,7 @@ from tlmatrix.problem.model import Problem
 CPU = torch.device("cpu")
 
 
-def problem_of(**inputs: torch.Tensor) -> Problem:
+def problem_of(**inputs):
     return Problem({}, {**inputs, "n": 3}, inputs, {}, ())
 
 
@@ -20,7 +20,7 @@ class Elsewhere(OnDevice):
 
     hosts: tuple[torch.Tensor, ...] = ()
 
-    def holds(self, problem: Problem) -> bool:
+    def holds(self, problem):
         self.hosts = self.hosts or tuple(problem.inputs.values())
         return not any(each is host for each in problem.inputs.values() for host in self.hosts)
 
@@ -65,7 +65,7 @@ def test_inputs_and_names_share_one_copy():
 def test_a_refilled_tensor_is_the_same_tensor_to_the_entry():
     seen = []
 
-    def run(problem: Problem) -> dict[str, torch.Tensor]:
+    def run(problem):
         seen.append(problem.inputs["x"])
         return {"y": problem.inputs["x"] * 2}
 
@@ -81,7 +81,7 @@ def test_a_refilled_tensor_is_the_same_tensor_to_the_entry():
 def test_a_result_that_a_later_call_overwrites_changes():
     memory = torch.zeros(3)
 
-    def run(problem: Problem) -> dict[str, torch.Tensor]:
+    def run(problem):
         return {"y": memory.copy_(problem.inputs["x"])}
 
     entry, x = Elsewhere(run, CPU), torch.ones(3)
@@ -92,7 +92,7 @@ def test_a_result_that_a_later_call_overwrites_changes():
 
 
 def test_guards_watch_the_copies():
-    def run(problem: Problem) -> dict[str, torch.Tensor]:
+    def run(problem):
         problem.inputs["x"].add_(1)
         return {"y": problem.inputs["x"] * 2}
 

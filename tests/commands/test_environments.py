@@ -1,17 +1,11 @@
 """Environments with another TileLang release: made once, and anew after an interruption."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.commands import upgrade as environments
 from tlmatrix.commands.upgrade import InstallError, import_error, python_with
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +16,13 @@ def cache(tmp_path, monkeypatch):
 def installer(text):
     """An installer whose TileLang has this source."""
 
-    def install(python: Path, _release: str) -> None:
+    def install(python, _release):
         calls.append(python)
         package = next(python.parents[1].glob("lib/python*/site-packages")) / "tilelang"
         package.mkdir()
         (package / "__init__.py").write_text(text)
 
-    calls: list[Path] = []
+    calls = []
     return install, calls
 
 
@@ -41,7 +35,7 @@ def test_an_environment_is_made_once_and_sees_the_packages_of_this_python():
 
 
 def test_an_environment_that_was_not_completed_is_made_anew():
-    def interrupted(python: Path, _release: str) -> None:
+    def interrupted(python, _release):
         (python.parents[1] / "left").touch()
         raise KeyboardInterrupt
 

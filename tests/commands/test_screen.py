@@ -21,7 +21,7 @@ def test_a_pipe_has_the_given_width(monkeypatch):
 
 
 class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

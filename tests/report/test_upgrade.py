@@ -1,9 +1,6 @@
 """`tlmatrix upgrade`: what changes between two releases."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -13,21 +10,18 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.report.compare import Side, Upgrade, kernel_table, summary_table, upgrade_lines
 from tlmatrix.run import Status
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def fact(kernel="forward", arch="sm_90a", **figures):
     base = {"kernel": kernel, "arch": arch, "registers": 64, "shared_memory": 1024, "ptx": 100}
     return base | {"key": f"{kernel}{arch}{figures}"} | figures
 
 
-def upgrade(tmp_path: Path, old, new, backend: str = "compile") -> Upgrade:
+def upgrade(tmp_path, old, new, backend="compile"):
     runs = [recorded(tmp_path / f"{i}.jsonl", each) for i, each in enumerate((old, new))]
     return Upgrade(Side("0.1", runs={backend: runs[0]}), Side("0.2", runs={backend: runs[1]}))
 
 
-def printed(table) -> list[str]:
+def printed(table):
     out = io.StringIO()
     Console(file=out, width=80).print(table)
     lines = out.getvalue().splitlines()
