@@ -4,8 +4,6 @@ import pytest
 import ranked_kernels as kernels
 import tilelang.language as T
 import torch
-import torch.distributed as dist
-import torch.distributed._symmetric_memory as symm_mem
 
 from jit_kernel import jit_kernel
 from tlmatrix import interpret, simulate
@@ -29,16 +27,14 @@ def relay(x, y, z, flags):
 
 def handed_over(rank):
     """Rank 0 writes into a buffer of rank 1, which waits for it and copies it out."""
-    data, flags = symm_mem.empty(64, dtype=torch.float32), symm_mem.empty(8, dtype=torch.int32)
-    torch.cuda.synchronize()
-    handles = [symm_mem.rendezvous(each, dist.group.WORLD) for each in (data, flags)]
+    data, buffers = kernels.symmetric(64)
+    flags, signals = kernels.symmetric(8, dtype=torch.int32)
     data.fill_(-1)
-    flags.zero_()
-    handles[0].barrier()
+    buffers.barrier()
     out = torch.zeros(64)
     if rank == 0:
-        there = handles[0].get_buffer(1, (64,), torch.float32)
-        flag = handles[1].get_buffer(1, (8,), torch.int32)
+        there = buffers.get_buffer(1, (64,), torch.float32)
+        flag = signals.get_buffer(1, (8,), torch.int32)
         kernels.post()(torch.arange(64.0), there, flag, 2, 1)
     else:
         kernels.take()(data, out, flags, 2, 1)

@@ -1,7 +1,5 @@
 """Simulated CUDA graphs: what is captured runs again as it was, what CUDA refuses is refused."""
 
-from __future__ import annotations
-
 import pytest
 import ranked_kernels as kernels
 import torch
@@ -209,13 +207,8 @@ class Sender:
 
     def __init__(self, rank, compare):
         self.rank, self.compare, self.epoch = rank, compare, 0
-        self.own = symm_mem.empty((2 * N,), dtype=torch.float32)
-        self.flags = symm_mem.empty((8,), dtype=torch.int32)
-        torch.cuda.synchronize()
-        self.data = symm_mem.rendezvous(self.own, dist.group.WORLD)
-        self.signals = symm_mem.rendezvous(self.flags, dist.group.WORLD)
-        self.flags.zero_()
-        self.data.barrier()
+        self.own, self.data = kernels.symmetric(2 * N)
+        self.flags, self.signals = kernels.symmetric(8, dtype=torch.int32)
 
     def call(self, x):
         """What rank 0 has, on rank 1."""

@@ -1,12 +1,8 @@
 """Races between ranks and streams: correct programs have none, each mutant has its report."""
 
-from __future__ import annotations
-
 import pytest
 import ranked_kernels as kernels
 import torch
-import torch.distributed as dist
-import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix import simulate
 from tlmatrix.interpreter import DeadlockError
@@ -19,14 +15,8 @@ class Box:
     """A symmetric buffer of two halves with flags, on every rank."""
 
     def __init__(self, halves=2):
-        self.own = symm_mem.empty((halves * N,), dtype=torch.float32)
-        self.flags = symm_mem.empty((8,), dtype=torch.int32)
-        torch.cuda.synchronize()
-        self._handle = symm_mem.rendezvous(self.own, dist.group.WORLD)
-        self._signals = symm_mem.rendezvous(self.flags, dist.group.WORLD)
-        self.flags.zero_()
-        self.own.zero_()
-        self._handle.barrier()
+        self.own, self._handle = kernels.symmetric(halves * N)
+        self.flags, self._signals = kernels.symmetric(8, dtype=torch.int32)
 
     def half(self, peer, which=0):
         return self._handle.get_buffer(peer, (N,), torch.float32, which * N)
@@ -191,9 +181,7 @@ def test_equality_with_a_flag_that_is_reset_hangs_or_reads_old_data():
 
 def test_a_pull_without_a_barrier_before_it():
     def program(rank, barrier):
-        own = symm_mem.empty((N,), dtype=torch.float32)
-        torch.cuda.synchronize()
-        handle = symm_mem.rendezvous(own, dist.group.WORLD)
+        own, handle = kernels.symmetric(N)
         own.copy_(torch.full((N,), float(rank)))
         if barrier:
             handle.barrier()
@@ -253,13 +241,8 @@ def counted(early=False, missing=0):
     blocks = 4
 
     def program(rank):
-        own = symm_mem.empty((blocks, N), dtype=torch.float32)
-        flags = symm_mem.empty((8,), dtype=torch.int32)
-        torch.cuda.synchronize()
-        handle = symm_mem.rendezvous(own, dist.group.WORLD)
-        signals = symm_mem.rendezvous(flags, dist.group.WORLD)
-        flags.zero_()
-        handle.barrier()
+        own, handle = kernels.symmetric(blocks, N)
+        flags, signals = kernels.symmetric(8, dtype=torch.int32)
         if rank == 0:
             target = handle.get_buffer(1, (blocks, N), torch.float32)
             flag = signals.get_buffer(1, (8,), torch.int32)
@@ -311,9 +294,7 @@ def test_a_view_past_the_end_of_a_buffer_is_refused():
     from tlmatrix.interpreter import InterpreterError
 
     def program(rank):
-        own = symm_mem.empty((N,), dtype=torch.float32)
-        torch.cuda.synchronize()
-        handle = symm_mem.rendezvous(own, dist.group.WORLD)
+        _, handle = kernels.symmetric(N)
         handle.get_buffer(1 - rank, (N,), torch.float32, 1)
 
     with pytest.raises(InterpreterError, match="has 256 bytes, asked for are 64 elements"):
@@ -324,9 +305,7 @@ def test_a_flag_past_the_end_of_its_pad_is_an_error():
     from tlmatrix.interpreter import InterpreterError
 
     def program(rank):
-        own = symm_mem.empty((N,), dtype=torch.float32)
-        torch.cuda.synchronize()
-        handle = symm_mem.rendezvous(own, dist.group.WORLD)
+        _, handle = kernels.symmetric(N)
         pad = handle.get_signal_pad(rank, (8,), torch.int32)
         kernels.post()(torch.ones(N), torch.empty(N), pad, 8, 1)
 

@@ -66,9 +66,7 @@ def test_backward_runs_on_its_rank():
 def gathered(rank, a, b, *, rows, epoch=1, signal=True):
     """All-gather and GEMM in one, from copies on a second stream."""
     m, k = rows * WORLD, a.shape[1]
-    shard = symm_mem.empty((rows, k), dtype=torch.float16)
-    torch.cuda.synchronize()
-    handle = symm_mem.rendezvous(shard, dist.group.WORLD)
+    shard, handle = kernels.symmetric(rows, k, dtype=torch.float16)
     shard.copy_(a[rank * rows : (rank + 1) * rows])
     flags = torch.zeros(WORLD, dtype=torch.int32)
     whole = torch.empty(m, k, dtype=torch.float16)
@@ -186,11 +184,7 @@ def test_more_blocks_than_a_gpu_holds_cannot_wait_for_later_ones():
 
 def test_a_loop_over_loads_ends_when_another_rank_writes():
     def program(rank):
-        flags = symm_mem.empty(8, dtype=torch.int32)
-        torch.cuda.synchronize()
-        handle = symm_mem.rendezvous(flags, dist.group.WORLD)
-        flags.zero_()
-        handle.barrier()
+        flags, handle = kernels.symmetric(8, dtype=torch.int32)
         if rank == 0:
             seen = torch.zeros(1, dtype=torch.int32)
             kernels.spin()(flags, seen, 3)
@@ -226,11 +220,7 @@ def test_ranks_may_trace_the_same_kernel_at_the_same_time():
 
 def test_the_host_waits_for_nothing_that_is_enqueued():
     def program(rank):
-        own = symm_mem.empty(8, dtype=torch.int32)
-        torch.cuda.synchronize()
-        handle = symm_mem.rendezvous(own, dist.group.WORLD)
-        own.zero_()
-        handle.barrier()
+        own, handle = kernels.symmetric(8, dtype=torch.int32)
         torch.cuda.synchronize()
         kernels.wait_alone()(own, 1)
         # All of this is behind a wait that only what comes last ends.

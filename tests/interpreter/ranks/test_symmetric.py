@@ -1,7 +1,5 @@
 """Symmetric memory of simulated ranks: what lies outside of it, and what has been given back."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from contextlib import suppress
@@ -23,11 +21,7 @@ class Box:
     """A symmetric buffer of every rank, cleared."""
 
     def __init__(self):
-        self.own = symm_mem.empty((N,), dtype=torch.float32)
-        torch.cuda.synchronize()
-        self.handle = symm_mem.rendezvous(self.own, dist.group.WORLD)
-        self.own.zero_()
-        self.handle.barrier()
+        self.own, self.handle = kernels.symmetric(N)
 
     def of(self, peer):
         return self.handle.get_buffer(peer, (N,), torch.float32)
@@ -262,19 +256,10 @@ def wait_by_the_stream(flags, index, value, compare=0):
     assert driver.cuStreamWaitValue32(stream, flags.data_ptr() + 4 * index, value, compare) == (0,)
 
 
-def flags_of_ranks():
-    own = symm_mem.empty(8, dtype=torch.int32)
-    torch.cuda.synchronize()
-    handle = symm_mem.rendezvous(own, dist.group.WORLD)
-    own.zero_()
-    handle.barrier()
-    return own, handle
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_follows_a_wait_of_the_stream_itself_is_ordered_and_what_does_not_is_a_race(waits):
     def program(rank):
-        own, handle = flags_of_ranks()
+        own, handle = kernels.symmetric(8, dtype=torch.int32)
         box = Box()
         if rank == 0:
             box.own.fill_(3)
@@ -299,7 +284,7 @@ def test_what_follows_a_wait_of_the_stream_itself_is_ordered_and_what_does_not_i
 
 def test_a_wait_of_the_stream_itself_needs_no_multiprocessor():
     def program(rank):
-        own, handle = flags_of_ranks()
+        own, handle = kernels.symmetric(8, dtype=torch.int32)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         kernels.wait_alone()(own, 1)  # the only multiprocessor
@@ -318,7 +303,7 @@ def test_a_wait_of_the_stream_itself_needs_no_multiprocessor():
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_flag_of_a_stream_is_a_uint32(waits, value):
     def program(rank):
-        own, _ = flags_of_ranks()
+        own, _ = kernels.symmetric(8, dtype=torch.int32)
         if waits:
             wait_by_the_stream(own, 1, value)
         else:
@@ -331,7 +316,7 @@ def test_a_flag_of_a_stream_is_a_uint32(waits, value):
 
 def test_a_wait_of_the_stream_itself_that_nobody_ends_is_a_deadlock():
     def program(rank):
-        own, _ = flags_of_ranks()
+        own, _ = kernels.symmetric(8, dtype=torch.int32)
         wait_by_the_stream(own, 1, 4)
         torch.cuda.synchronize()
 
@@ -349,7 +334,7 @@ def test_a_wait_of_the_stream_itself_that_nobody_ends_is_a_deadlock():
 )
 def test_a_wait_of_the_stream_itself_that_is_not_modelled_is_refused(wait, words):
     with pytest.raises(InterpreterError, match=words):
-        simulate(lambda _rank: wait(flags_of_ranks()[0]), world=1)
+        simulate(lambda _rank: wait(kernels.symmetric(8, dtype=torch.int32)[0]), world=1)
 
 
 def _of_stream(own, stream):
@@ -359,6 +344,8 @@ def _of_stream(own, stream):
 
 
 def test_only_ranks_get_what_this_machine_lacks():
-    simulate(lambda _rank: wait_by_the_stream(flags_of_ranks()[0], 0, 0), world=1)
+    simulate(
+        lambda _rank: wait_by_the_stream(kernels.symmetric(8, dtype=torch.int32)[0], 0, 0), world=1
+    )
     if importlib.util.find_spec("cuda") is None:
         assert not [name for name in sys.modules if name.split(".")[0] == "cuda"]
