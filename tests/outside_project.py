@@ -149,6 +149,11 @@ class Outcome:
     code: int
     out: str
 
+    def expect(self, code: int | None) -> Outcome:
+        """Fail unless the exit code is `code`; None for any."""
+        assert code is None or self.code == code, self.out
+        return self
+
 
 # `unraisableexception` collects garbage five times at the end of a session.
 _PLAIN = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:warnings")
@@ -171,16 +176,16 @@ class Project:
         path.write_text(text + textwrap.dedent(more))
         return path
 
-    def pytest(self, *arguments: str) -> Outcome:
-        """`pytest` in this process, as if called in the project's folder."""
+    def pytest(self, *arguments: str, code: int | None = None) -> Outcome:
+        """`pytest` in this process, as if called in the project's folder; see `command_line`."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = pytest.main([*_PLAIN, *arguments])
-        return Outcome(int(code), out.getvalue())
+            found = pytest.main([*_PLAIN, *arguments])
+        return Outcome(int(found), out.getvalue()).expect(code)
 
-    def tlmatrix(self, *arguments: str) -> Outcome:
-        """The command line in this process."""
-        return command_line(*arguments)
+    def tlmatrix(self, *arguments: str, code: int | None = None) -> Outcome:
+        """See `command_line`."""
+        return command_line(*arguments, code=code)
 
     def start(self, *words: str, executable: str = "") -> subprocess.Popen[str]:
         """A command in a process group of its own; Ctrl-C stops it even where it is ignored here.
@@ -222,15 +227,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def command_line(*arguments: str) -> Outcome:
-    """`tlmatrix` with these arguments, in this process."""
+def command_line(*arguments: str, code: int | None = None) -> Outcome:
+    """`tlmatrix` with these arguments, in this process; it must end with `code`, if given."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            code = cli.main(arguments)
+            found = cli.main(arguments)
         except SystemExit as stop:
-            code = int(stop.code or 0)
-    return Outcome(code, out.getvalue())
+            found = int(stop.code or 0)
+    return Outcome(found, out.getvalue()).expect(code)
 
 
 @pytest.fixture

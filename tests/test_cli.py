@@ -116,8 +116,7 @@ def test_run_takes_specs_from_the_configuration(project):
         '[tool.tlmatrix]\nspecs = ["scale.yaml"]\nresults = "out"\n'
         '[tool.pytest.ini_options]\naddopts = "--no-such-option"\nfilterwarnings = ["error"]\n'
     )
-    outcome = project.tlmatrix("run", "-n", "0")
-    assert outcome.code == ExitCode.OK, outcome.out
+    project.tlmatrix("run", "-n", "0", code=ExitCode.OK)
     assert len(list((project.folder / "out").glob("*.jsonl"))) == 1
 
 
@@ -133,8 +132,7 @@ def test_run_selects_by_axis(project):
     project.spec()
     outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float16 and rows=5")
     assert "1 case of 1 spec" in outcome.out
-    outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float64")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float64", code=ExitCode.USAGE)
     assert "no case matches" in outcome.out
 
 
@@ -143,8 +141,7 @@ def test_run_reports_errors_of_all_specs_before_it_runs_any(project):
         path = project.spec(name)
         path.write_text(path.read_text() + "wrong_key: 1\n")
     project.spec("three")
-    outcome = project.tlmatrix("run", ".", "-n", "0")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("run", ".", "-n", "0", code=ExitCode.USAGE)
     assert "one.yaml:15:1: " in outcome.out
     assert "two.yaml:15:1: " in outcome.out
     assert not list(project.folder.rglob("*.jsonl"))
@@ -168,8 +165,7 @@ def test_run_prints_known_bugs_and_skips(project):
           - {when: dtype == 'float16', issue: "#8", expires: 2999-01-01, mode: quarantine}
         """,
     )
-    outcome = project.tlmatrix("run", ".", "-n", "0")
-    assert outcome.code == ExitCode.OK
+    outcome = project.tlmatrix("run", ".", "-n", "0", code=ExitCode.OK)
     assert "1 case known-bug: known bug #7" in outcome.out
     assert "1 case quarantined: known bug #8" in outcome.out
 
@@ -196,8 +192,7 @@ def test_invalid_arguments(project, arguments, words):
     if "scale" in arguments:
         (project.folder / "scale").mkdir()
         project.spec().rename(project.folder / "scale" / "scale.yaml")
-    outcome = project.tlmatrix(*arguments)
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix(*arguments, code=ExitCode.USAGE)
     assert words in outcome.out
 
 
@@ -214,8 +209,7 @@ def test_an_interrupted_command_of_a_program_leaves_its_signals_alone(project, m
 
 
 def test_help_lists_the_exit_codes(project):
-    outcome = project.tlmatrix("--help")
-    assert outcome.code == 0
+    outcome = project.tlmatrix("--help", code=0)
     for code in ExitCode:
         assert f"  {code.value:>3}  " in outcome.out
 
@@ -253,8 +247,7 @@ checks: [numeric, gradients]
 def test_the_finding_of_a_wrong_mask_names_the_rows(project):
     (project.folder / f"{project.module}.py").write_text(_PLANTED)
     (project.folder / "planted.yaml").write_text(_PLANTED_SPEC.format(module=project.module))
-    outcome = project.tlmatrix("run", ".", "-n", "0")
-    assert outcome.code == ExitCode.FINDINGS
+    outcome = project.tlmatrix("run", ".", "-n", "0", code=ExitCode.FINDINGS)
     assert "1 failed" in outcome.out
     assert "rows 64-128" in outcome.out
     assert "causal=true-" in outcome.out
@@ -269,8 +262,7 @@ def test_list_counts_cases_and_what_rules_remove(project):
         rows="[1, 5, 7]",
         more="constraints: [{when: rows == 7, require: dtype == float32, because: so}]",
     )
-    outcome = project.tlmatrix("list", ".", "--cases")
-    assert outcome.code == ExitCode.OK
+    outcome = project.tlmatrix("list", ".", "--cases", code=ExitCode.OK)
     assert "quick: 5 cases (product) of 6 combinations" in outcome.out
     assert "constraint dtype == float32 when rows == 7 (so): removes 1" in outcome.out
     assert sum("cols=3-dtype=" in line for line in outcome.out.splitlines()) == 5
@@ -303,8 +295,7 @@ def test_list_and_check_import_nothing_that_a_spec_names(project):
         "fuzz: {axes: {m: 1..9}, examples: {quick: 2}}\n"
     )
     for command in ("list", "check"):
-        outcome = project.tlmatrix(command, "loud.yaml")
-        assert outcome.code == ExitCode.OK, outcome.out
+        project.tlmatrix(command, "loud.yaml", code=ExitCode.OK)
     assert not (project.folder / "imported").exists()
     project.tlmatrix("repro", "loud.yaml::m=1")
     assert (project.folder / "imported").exists()
@@ -313,8 +304,7 @@ def test_list_and_check_import_nothing_that_a_spec_names(project):
 def test_check_prints_every_error_with_its_line(project):
     path = project.spec()
     path.write_text(path.read_text().replace("rows: [1, 5]", "rows: []") + "wrong_key: 1\n")
-    outcome = project.tlmatrix("check", ".")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("check", ".", code=ExitCode.USAGE)
     places = [line.split(": ")[0] for line in outcome.out.splitlines()]
     assert places == ["scale.yaml:10:3", "scale.yaml:15:1"], outcome.out
 
@@ -333,8 +323,7 @@ def test_list_describes_fuzz_cases_and_check_rejects_wide_ranges(project):
     assert project.tlmatrix("check", ".").code == ExitCode.OK
     path.write_text(text.replace("RANGE", "4000000"))
     for command in ("check", "run", "fuzz", "list"):
-        outcome = project.tlmatrix(command, ".")
-        assert outcome.code == ExitCode.USAGE
+        outcome = project.tlmatrix(command, ".", code=ExitCode.USAGE)
         assert "a range of 4,000,001 numbers; a constraint names 'rows'" in outcome.out
 
 
@@ -348,8 +337,7 @@ def test_repro_runs_the_case_that_a_finding_names(project):
     failed = next(item for item in records.results if item.status is Status.FAILED)
     words = failed.command.replace("'", "").split()
     assert words[:2] == ["tlmatrix", "repro"]
-    outcome = project.tlmatrix(*words[1:], "--verbose")
-    assert outcome.code == ExitCode.FINDINGS
+    outcome = project.tlmatrix(*words[1:], "--verbose", code=ExitCode.FINDINGS)
     assert failed.findings[0].title in " ".join(outcome.out.split())
     assert "expected: y [" in outcome.out
     assert "got: y [" in outcome.out
@@ -376,8 +364,7 @@ def test_repro_accepts_values_outside_of_all_tiers(project):
 def test_repro_rejects_unknown_cases_and_values(project, case, values, words):
     project.spec()
     options = [] if values is None else ["--values", values]
-    outcome = project.tlmatrix("repro", case, *options)
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("repro", case, *options, code=ExitCode.USAGE)
     assert words in outcome.out
 
 

@@ -79,8 +79,7 @@ def test_an_unaligned_length_closes_the_gap_of_aligned_ones(project):
     out = _run(project, "-n", "0")
     assert "coverage: 4 of 4 lines; 1 guard one way" in out
     assert "tlmatrix coverage r.jsonl" in out
-    shown = project.tlmatrix("coverage", "r.jsonl")
-    assert shown.code == ExitCode.OK
+    shown = project.tlmatrix("coverage", "r.jsonl", code=ExitCode.OK)
     line = next(n for n, text in enumerate(_KERNEL.splitlines(), 1) if "if bx" in text)
     assert shown.out.splitlines()[-2:] == [file, f"  {line:<9} if: never false"]
 
@@ -105,8 +104,7 @@ def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project):
     assert "coverage" not in _run(project, "-n", "0", "--no-coverage")
     records = map(json.loads, (project.folder / "r.jsonl").read_text().splitlines())
     assert {record["record"] for record in records} == {"run", "plan", "start", "case", "summary"}
-    refused = project.tlmatrix("coverage", "r.jsonl")
-    assert refused.code == ExitCode.USAGE
+    refused = project.tlmatrix("coverage", "r.jsonl", code=ExitCode.USAGE)
     assert "the file has no coverage" in refused.out
 
 
@@ -124,13 +122,11 @@ def test_the_source_is_shown_with_its_counts(project):
 
 def test_the_last_run_is_shown_by_default(project):
     file = _doubling(project, "[17]")
-    outcome = project.tlmatrix("coverage")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("coverage", code=ExitCode.USAGE)
     assert "no results" in outcome.out
     assert project.tlmatrix("run", "double.yaml", "-n", "0", "--coverage").code == ExitCode.OK
     assert file in project.tlmatrix("coverage").out
-    wrong = project.tlmatrix("coverage", "--file", "other")
-    assert wrong.code == ExitCode.USAGE
+    wrong = project.tlmatrix("coverage", "--file", "other", code=ExitCode.USAGE)
     assert file in wrong.out
 
 
@@ -146,6 +142,5 @@ def test_pytest_reports_coverage(project, mode):
 
 def test_an_unknown_mode_is_an_error(project, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.tlmatrix]\ncoverage = "all"\n')
-    outcome = project.tlmatrix("list", ".")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("list", ".", code=ExitCode.USAGE)
     assert "coverage = 'all': must be one of off, summary, table" in outcome.out

@@ -36,8 +36,7 @@ def _results(path):
 
 def test_a_spec_beside_its_kernel_file_runs_without_packaging(project):
     project.spec()
-    outcome = project.pytest(".", "-q", "-n", "0")
-    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    outcome = project.pytest(".", "-q", "-n", "0", code=pytest.ExitCode.OK)
     assert "4 passed" in outcome.out
 
 
@@ -45,8 +44,7 @@ def test_only_yaml_files_that_are_specs_are_collected_from_a_folder(project):
     project.spec()
     (project.folder / "ci.yaml").write_text("on: push\njobs: {}\n")
     (project.folder / "broken.yaml").write_text("{not yaml")
-    outcome = project.pytest(".", "-q", "-n", "0", "--collect-only")
-    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    outcome = project.pytest(".", "-q", "-n", "0", "--collect-only", code=pytest.ExitCode.OK)
     assert "4 tests collected" in outcome.out
 
 
@@ -72,8 +70,7 @@ def test_collecting_writes_no_results(project):
 def test_a_file_on_the_command_line_is_always_a_spec(project):
     path = project.folder / "broken.yaml"
     path.write_text("name: x\n")
-    outcome = project.pytest("broken.yaml", "-q", "-n", "0")
-    assert outcome.code == pytest.ExitCode.INTERRUPTED
+    outcome = project.pytest("broken.yaml", "-q", "-n", "0", code=pytest.ExitCode.INTERRUPTED)
     assert "broken.yaml:1:" in outcome.out
 
 
@@ -89,8 +86,7 @@ def test_errors_of_a_spec_are_lines_without_a_traceback(project):
 
 def test_a_tier_without_cases_is_an_error(project):
     project.spec(more="constraints: [{require: rows > 100, because: only large ones}]")
-    outcome = project.pytest(".", "-q", "-n", "0")
-    assert outcome.code == pytest.ExitCode.INTERRUPTED
+    outcome = project.pytest(".", "-q", "-n", "0", code=pytest.ExitCode.INTERRUPTED)
     assert "scale.yaml:" in outcome.out
 
 
@@ -101,8 +97,7 @@ def test_an_expired_known_bug_is_an_error_with_its_line(project):
           - {when: rows == 5, issue: "#7", expires: 2020-01-01, mode: tolerate}
         """
     )
-    outcome = project.pytest(".", "-q", "-n", "0")
-    assert outcome.code == pytest.ExitCode.INTERRUPTED
+    outcome = project.pytest(".", "-q", "-n", "0", code=pytest.ExitCode.INTERRUPTED)
     assert re.search(r"^scale\.yaml:16:\d+: .*#7.*2020-01-01", outcome.out, re.MULTILINE)
 
 
@@ -152,8 +147,7 @@ def test_project_settings_choose_the_tier(project):
 def test_an_invalid_setting_is_an_error_with_a_suggestion(project):
     project.spec()
     (project.folder / "pyproject.toml").write_text("[tool.tlmatrix]\nbackends = 'cuda'\n")
-    outcome = project.pytest(".", "-q", "-n", "0")
-    assert outcome.code == pytest.ExitCode.USAGE_ERROR
+    outcome = project.pytest(".", "-q", "-n", "0", code=pytest.ExitCode.USAGE_ERROR)
     assert "did you mean 'backend'" in outcome.out
 
 
@@ -162,8 +156,7 @@ def test_an_invalid_setting_is_an_error_with_a_suggestion(project):
 
 def test_a_failing_case_prints_its_finding_and_the_repro_command(project):
     project.spec(how="[right, wrong]", rows="[5]")
-    outcome = project.pytest(".", "-q", "-n", "0")
-    assert outcome.code == pytest.ExitCode.TESTS_FAILED
+    outcome = project.pytest(".", "-q", "-n", "0", code=pytest.ExitCode.TESTS_FAILED)
     assert "2 failed, 2 passed" in outcome.out
     assert "numeric: y:" in outcome.out
     assert "worst at  y at" in outcome.out
@@ -253,8 +246,7 @@ def test_known_bugs(project, how, mode, code, words):
         constraints: [{{require: dtype == 'float32', because: one is enough}}]
         """,
     )
-    outcome = project.pytest(".", "-q", "-n", "0")
-    assert outcome.code == code, outcome.out
+    outcome = project.pytest(".", "-q", "-n", "0", code=code)
     assert words in outcome.out
 
 
@@ -294,8 +286,7 @@ def test_resuming_runs_only_cases_that_did_not_pass(project):
     assert "2 failed, 2 deselected" in outcome.out
     assert len(_results(project.folder / "out.jsonl")) == 4
     elsewhere = ("--results", "new.jsonl")
-    outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0", *elsewhere)
-    assert outcome.code == 2
+    outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0", *elsewhere, code=2)
     assert "--results new.jsonl: a resumed run appends to its own file, out.jsonl" in outcome.out
 
 
@@ -307,8 +298,7 @@ def test_a_test_with_the_name_of_a_case_in_its_id_is_not_a_planned_case(project)
         "import pytest\n@pytest.mark.parametrize('case', ['spec.yaml::rows=3'])\n"
         "def test_other(case): pass\n"
     )
-    outcome = project.pytest("test_other.py", "-q", "-n", "1")
-    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    outcome = project.pytest("test_other.py", "-q", "-n", "1", code=pytest.ExitCode.OK)
     assert "planned cases" not in outcome.out
 
 
@@ -330,8 +320,7 @@ def test_an_interrupted_run_can_be_resumed(project):
     assert 1 <= passed < 10
     assert records.counts().keys() <= {Status.PASSED, Status.CRASHED}  # begun and stopped
     (project.folder / "hurry").touch()
-    outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0")
-    assert outcome.code == 0, outcome.out
+    outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0", code=0)
     assert f"{10 - passed} cases of 1 spec; {passed} passed before" in outcome.out
     assert read_records(file).counts() == {Status.PASSED: 10}
 
@@ -413,8 +402,7 @@ def test_specs_and_tests_of_a_project_are_collected_without_options(project):
     assert "8 passed" in out
     assert "tests/test_own.py::test_own" in out
     judged = set(re.findall(r"specs/scale\.yaml::(\S+)", out))
-    run = project.tlmatrix("run", "-n", "0", "--results", "out.jsonl")
-    assert run.code == 0, run.out
+    project.tlmatrix("run", "-n", "0", "--results", "out.jsonl", code=0)
     assert judged == set(_results(project.folder / "out.jsonl"))
     assert len(judged) == 7
 

@@ -108,8 +108,7 @@ def test_tensors_and_names_of_the_problem_are_no_options(warnings):
 
 def test_check_prints_them(warnings, tmp_path):
     warnings(("scaled", ""))
-    outcome = command_line("check", str(tmp_path))
-    assert outcome.code == 0
+    outcome = command_line("check", str(tmp_path), code=0)
     assert "s0.yaml:7:1: no case passes scale" in outcome.out
 
 
@@ -121,8 +120,7 @@ def test_check_counts_specs_beside_those_that_are_named(warnings, tmp_path):
 
 
 def test_the_specs_of_the_project_vary_every_option():
-    outcome = command_line("check", "specs")
-    assert outcome.code == 0
+    outcome = command_line("check", "specs", code=0)
     assert "warning" not in outcome.out
 
 
@@ -131,8 +129,7 @@ def test_check_names_options_that_a_sample_leaves_out(warnings, tmp_path):
     tiers = "tiers: {{quick: {{strategy: {}}}}}"
     for strategy, missing in (("sample, size: 1", 3), ("1-wise", 0), ("sample, size: 99", 0)):
         warnings(("sided", axes, "false", tiers.format(strategy).replace("{{", "{")))
-        outcome = command_line("check", str(tmp_path))
-        assert outcome.code == 0, outcome.out
+        outcome = command_line("check", str(tmp_path), code=0)
         assert outcome.out.count("that the tier 'quick' samples has") == missing, outcome.out
 
 

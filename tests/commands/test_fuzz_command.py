@@ -25,8 +25,7 @@ def _records(project):
 
 def test_a_search_without_failures_exits_with_0_and_records_every_example(project):
     project.spec(more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "30")
-    assert outcome.code == 0, outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "30", code=0)
     assert "30 examples in" in outcome.out
     results = _records(project).results
     assert [result.status for result in results] == [Status.PASSED] * 30
@@ -40,8 +39,7 @@ def test_errors_of_workers_are_reported_once(project):
     rule = 'constraints: ["rows < 3000 or (rows - 4321) ** -1 != 7"]'
     wide = _FUZZ.replace("1..300", "{range: 1..90000, around: [4321]}")
     project.spec(more=f"{wide}  storage: [offset]\n{rule}")
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "60")
-    assert outcome.code == 2, outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "60", code=2)
     assert "Traceback" not in outcome.out
     assert outcome.out.count("has no value for rows=4321: 0 ** -1 divides by zero") == 1
     assert "its cases cannot be generated" in " ".join(outcome.out.split())
@@ -50,8 +48,7 @@ def test_errors_of_workers_are_reported_once(project):
 def test_a_fault_is_reported_once_shrunk_and_saved(project):
     path = project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     assert "regressions:" not in path.read_text()  # --save adds the key
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--save")
-    assert outcome.code == 1, outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--save", code=1)
     assert "12 examples in" in outcome.out
     assert outcome.out.count("tlmatrix repro") == 1
     assert "saved to scale.yaml: 1 regression" in outcome.out
@@ -64,8 +61,7 @@ def test_a_fault_is_reported_once_shrunk_and_saved(project):
 
 def test_the_search_continues_after_a_case_that_ends_its_process(project):
     project.spec(how="[right, exit_late]", rows="[1]", more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "14")
-    assert outcome.code == 1, outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "14", code=1)
     counts = _records(project).counts()
     assert counts[Status.CRASHED] >= 1
     assert counts[Status.PASSED] >= 1
@@ -100,8 +96,7 @@ def test_faults_of_all_kinds_cost_one_case_each(project):
 def test_workers_that_end_between_cases_do_not_end_the_search_of_other_specs(project):
     project.spec("ends", how="[end_between]", rows="[1]", more=_FUZZ)
     project.spec("scale", rows="[1]", more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", ".", "-n", "1")
-    assert outcome.code == 3, outcome.out
+    outcome = project.tlmatrix("fuzz", ".", "-n", "1", code=3)
     assert "ends.yaml: not searched to the end" in outcome.out
     assert re.search(r"^scale +12 +12 ", outcome.out, re.MULTILINE), outcome.out
     results = _records(project).results
@@ -111,8 +106,7 @@ def test_workers_that_end_between_cases_do_not_end_the_search_of_other_specs(pro
 def test_results_of_a_search_that_cannot_be_written(project):
     project.spec(more=_FUZZ)
     (project.folder / "file").write_text("")
-    outcome = project.tlmatrix("fuzz", ".", "-n", "1", "--results", "file/out.jsonl")
-    assert outcome.code == 3, outcome.out
+    outcome = project.tlmatrix("fuzz", ".", "-n", "1", "--results", "file/out.jsonl", code=3)
     assert "file/out.jsonl: the results cannot be written: " in outcome.out
     assert "file is not a folder" in outcome.out
 
@@ -152,21 +146,18 @@ def test_ctrl_c_keeps_the_records_and_reports_the_faults(project):
 
 def test_minutes_end_a_search(project):
     project.spec(more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--minutes", "0.05")
-    assert outcome.code == 0, outcome.out
+    project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--minutes", "0.05", code=0)
     assert _records(project).counts()[Status.PASSED] > 1
 
 
 @pytest.mark.parametrize("words", [(), ("--examples", "3"), ("--minutes", "0.02")])
 def test_specs_without_values_to_try_are_named(project, words):
     project.spec()
-    outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
-    assert outcome.code == 2
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *words, code=2)
     assert "none has a section `fuzz` or packed axes; add the values to try" in outcome.out
     assert "--examples" not in outcome.out
     project.spec(more="fuzz: {axes: {rows: 1..30}}\n")
-    outcome = project.tlmatrix("fuzz", "scale.yaml", *(words or ("--examples", "3")))
-    assert outcome.code == 0, outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *(words or ("--examples", "3")), code=0)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +172,6 @@ def test_specs_without_values_to_try_are_named(project, words):
 )
 def test_invalid_arguments_are_reported_before_anything_runs(project, words, text):
     project.spec(more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
-    assert outcome.code == 2
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *words, code=2)
     assert text in outcome.out
     assert not list(project.folder.rglob("*.jsonl"))

@@ -23,16 +23,14 @@ def test_every_spec_of_the_kernels_is_built_in():
 
 def test_a_builtin_spec_runs_and_is_copied(project):
     words = ("-n", "0", "--no-fuzz", "--backend", "interpreter", "--tier", "smoke")
-    outcome = project.tlmatrix("run", "--builtin", "atomics", *words)
-    assert outcome.code == ExitCode.OK
+    outcome = project.tlmatrix("run", "--builtin", "atomics", *words, code=ExitCode.OK)
     assert "atomics" in outcome.out
     outcome = project.tlmatrix("copy-spec", "rms_norm", "-o", "mine/norm.yaml")
     assert outcome.out == "mine/norm.yaml: run it with `tlmatrix run mine/norm.yaml`\n"
     copied, text = Path("mine/norm.yaml").read_text(), (SPECS / "rms_norm.yaml").read_text()
     assert copied.endswith(text.partition("\n")[2])
     assert not copied.startswith("# yaml-language-server")  # a path of the checkout
-    again = project.tlmatrix("copy-spec", "rms_norm", "-o", "mine/norm.yaml")
-    assert again.code == ExitCode.USAGE
+    again = project.tlmatrix("copy-spec", "rms_norm", "-o", "mine/norm.yaml", code=ExitCode.USAGE)
     assert "mine/norm.yaml exists" in again.out
     outcome = project.tlmatrix("copy-spec", "rms_norm", "gemm")
     assert sorted(path.name for path in Path("specs").iterdir()) == ["gemm.yaml", "rms_norm.yaml"]
@@ -41,11 +39,9 @@ def test_a_builtin_spec_runs_and_is_copied(project):
 
 
 def test_an_unknown_builtin_spec_has_a_suggestion(project):
-    outcome = project.tlmatrix("run", "--builtin", "gqa_varlan")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("run", "--builtin", "gqa_varlan", code=ExitCode.USAGE)
     assert "gqa_varlen" in outcome.out
-    outcome = project.tlmatrix("copy-spec", "nothing_like_it")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("copy-spec", "nothing_like_it", code=ExitCode.USAGE)
 
 
 def test_history_of_a_project(project):
@@ -53,16 +49,14 @@ def test_history_of_a_project(project):
     assert project.tlmatrix("history", ".").code == ExitCode.USAGE
     for name in ("a", "b"):
         project.tlmatrix("run", "scale.yaml", "-n", "0", "--results", f"{name}.jsonl")
-    outcome = project.tlmatrix("history", ".")
-    assert outcome.code == ExitCode.OK
+    outcome = project.tlmatrix("history", ".", code=ExitCode.OK)
     assert [line.split()[-1] for line in outcome.out.splitlines()[1:]] == ["a.jsonl", "b.jsonl"]
     first = next(r for r in read_records(Path("a.jsonl")).results if r.failed)
     outcome = project.tlmatrix("history", ".", "--case", first.node)
     assert outcome.out.count("  failed  ") == 2
     outcome = project.tlmatrix("history", ".", "--sql", "SELECT SUM(failed) AS bad FROM runs")
     assert outcome.out.split() == ["bad", "4"]
-    outcome = project.tlmatrix("history", ".", "--sql", "DROP TABLE runs")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("history", ".", "--sql", "DROP TABLE runs", code=ExitCode.USAGE)
 
 
 def test_doctor_says_what_runs_where(project):
@@ -82,8 +76,7 @@ def test_doctor_finds_problems(project, monkeypatch):
     monkeypatch.setenv("TLMATRIX_BACKEND", "cuda")
     monkeypatch.setattr(gpus, "count_gpus", lambda: 0)
     monkeypatch.setitem(machine._TESTED, "no-such-package", ("1",))
-    outcome = project.tlmatrix("doctor")
-    assert outcome.code == ExitCode.FINDINGS
+    outcome = project.tlmatrix("doctor", code=ExitCode.FINDINGS)
     assert "!!  no-such-package not installed" in outcome.out
     assert "1 of 2 have errors: specs/two.yaml" in outcome.out
     assert "cuda is configured, and there is no GPU" in outcome.out

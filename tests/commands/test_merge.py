@@ -32,8 +32,7 @@ def test_merged_shards_are_the_run(project):
     of_shards = [len(read_records(folder / f"{number}.jsonl").results) for number in range(1, 6)]
     assert sum(of_shards) == len(wanted) == 11
     assert sum(map(bool, of_shards)) > 1
-    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl")
-    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl", code=ExitCode.FINDINGS)
     assert "11 cases of 5 shards: " in outcome.out
     merged = read_records(project.folder / "merged.jsonl")
     assert {(each.path, each.case): each.status for each in merged.results} == wanted
@@ -75,8 +74,7 @@ def test_shards_of_several_runs_are_refused_with_both_values(project, other):
         module.write_text(module.read_text() + "# edited\n")
         assert project.tlmatrix("run", "--resume", str(file), "-n", "0").code == ExitCode.OK
         expected = f"different values of {module.name} (scale.yaml): "
-    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl", code=ExitCode.USAGE)
     assert expected in outcome.out.replace("\n", " "), outcome.out
     assert not (project.folder / "merged.jsonl").exists()
 
@@ -85,12 +83,10 @@ def test_shards_of_several_runs_are_refused_with_both_values(project, other):
 def test_more_shards_than_cases_are_refused_and_an_empty_shard_is_said(project, workers):
     project.spec(more="compile_axes: [dtype]")  # four cases, two groups
     words = ("run", ".", "-n", workers, "--times", "")
-    outcome = project.tlmatrix(*words, "--shard", "1000/1000")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix(*words, "--shard", "1000/1000", code=ExitCode.USAGE)
     shown = " ".join(outcome.out.split())
     assert "--shard 1000/1000: more shards than cases; of 4 cases there are at most 4" in shown
-    outcome = project.tlmatrix(*words, "--shard", "4/4")
-    assert outcome.code == ExitCode.OK
+    outcome = project.tlmatrix(*words, "--shard", "4/4", code=ExitCode.OK)
     assert "is empty: 2 groups of cases that share kernels" in " ".join(outcome.out.split())
 
 
@@ -110,8 +106,7 @@ def test_what_is_missing_is_named_and_nothing_is_written(project):
     other = next(each for each in folder.iterdir() if each != file)
     number = other.stem
     other.unlink()
-    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl")
-    assert outcome.code == ExitCode.USAGE, outcome.out
+    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl", code=ExitCode.USAGE)
     assert f"shard {number}/3 is missing" in outcome.out
     planned = sum(map(len, records.planned.values()))
     assert f"shard {file.stem}/3: 1 of {planned} case" in outcome.out
@@ -119,8 +114,7 @@ def test_what_is_missing_is_named_and_nothing_is_written(project):
         outcome.out
     )
     assert not (project.folder / "merged.jsonl").exists()
-    resumed = project.tlmatrix("run", "--resume", str(file), "-n", "0")
-    assert resumed.code == ExitCode.OK, resumed.out
+    resumed = project.tlmatrix("run", "--resume", str(file), "-n", "0", code=ExitCode.OK)
     assert "1 case of 1 spec" in resumed.out
     outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl")
     assert "have no result" not in outcome.out
@@ -134,8 +128,7 @@ def test_shards_of_two_plans_are_not_merged(project):
     first, *rest = file.read_text().splitlines()
     header = json.loads(first) | {"plan": "another"}
     file.write_text("\n".join([json.dumps(header), *rest]) + "\n")
-    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl", code=ExitCode.USAGE)
     assert "the shards are of several plans" in outcome.out
 
 
@@ -149,6 +142,5 @@ def test_shards_of_two_plans_are_not_merged(project):
 )
 def test_wrong_arguments(project, words, text):
     project.spec()
-    outcome = project.tlmatrix(*words)
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix(*words, code=ExitCode.USAGE)
     assert text in outcome.out

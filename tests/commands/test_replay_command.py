@@ -31,8 +31,7 @@ def _id(project, number):
 
 
 def test_each_regression_is_fixed_failed_or_an_error(project, spec):
-    outcome = project.tlmatrix("replay", "scale.yaml", "-n", "0")
-    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    outcome = project.tlmatrix("replay", "scale.yaml", "-n", "0", code=ExitCode.FINDINGS)
     lines = outcome.out.splitlines()
     assert f"FIXED   scale.yaml::{_id(project, 0)}" in lines
     at = lines.index(f"FAILED  scale.yaml::{_id(project, 1)}")
@@ -47,10 +46,8 @@ def test_each_regression_is_fixed_failed_or_an_error(project, spec):
 
 def test_a_regression_that_ends_its_process_is_an_error(project):
     project.spec(more="regressions: [{how: exit}, {how: right}]\n")
-    outcome = project.tlmatrix("replay")
-    assert outcome.code == ExitCode.USAGE  # No folder `specs`, and no spec was named.
-    outcome = project.tlmatrix("replay", ".")
-    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    outcome = project.tlmatrix("replay", code=ExitCode.USAGE)
+    outcome = project.tlmatrix("replay", ".", code=ExitCode.FINDINGS)
     assert re.search(r"^ERROR   scale.yaml::.*how=exit.*\n +crash: ", outcome.out, re.MULTILINE)
     assert re.search(r"^FIXED   scale.yaml::.*how=right", outcome.out, re.MULTILINE)
 

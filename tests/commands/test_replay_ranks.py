@@ -53,25 +53,21 @@ def spec(project):
 
 def test_a_regression_of_three_ranks_is_failed_then_fixed_or_an_error(project, spec):
     spec.write_text(_SPEC.replace("ENTRY", "wrong_gather"))
-    searched = project.tlmatrix("fuzz", "gather.yaml", "-n", "1", "--save")
-    assert searched.code == ExitCode.FINDINGS, searched.out
+    project.tlmatrix("fuzz", "gather.yaml", "-n", "1", "--save", code=ExitCode.FINDINGS)
     (saved,) = load_spec(spec).regressions
     assert saved.case["world"] == 3, "the fewest ranks that show it"
 
-    replayed = project.tlmatrix("replay", "gather.yaml", "-n", "0")
-    assert replayed.code == ExitCode.FINDINGS
+    replayed = project.tlmatrix("replay", "gather.yaml", "-n", "0", code=ExitCode.FINDINGS)
     failed = next(line for line in replayed.out.splitlines() if line.startswith("FAILED"))
     assert failed.endswith("world=3"), replayed.out
 
     text = spec.read_text()
     spec.write_text(text.replace("wrong_gather", "right_gather"))
-    replayed = project.tlmatrix("replay", "gather.yaml", "-n", "0")
-    assert replayed.code == ExitCode.OK, replayed.out
+    replayed = project.tlmatrix("replay", "gather.yaml", "-n", "0", code=ExitCode.OK)
     assert failed.replace("FAILED ", "FIXED  ") in replayed.out.splitlines()
 
     spec.write_text(text.replace("wrong_gather", "raising_gather"))
-    replayed = project.tlmatrix("replay", "gather.yaml", "-n", "0")
-    assert replayed.code == ExitCode.FINDINGS
+    replayed = project.tlmatrix("replay", "gather.yaml", "-n", "0", code=ExitCode.FINDINGS)
     lines = replayed.out.splitlines()
     at = lines.index(failed.replace("FAILED ", "ERROR  "))
     assert "raises AssertionError: too many" in "\n".join(lines[at:])

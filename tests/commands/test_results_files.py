@@ -42,13 +42,11 @@ def test_an_incomplete_run_is_said_and_exits_with_1(project):
     more = {"record": "plan", "cases": {"specs/x.yaml": ["n=8", "n=9"]}}
     file.write_text(text + json.dumps(more) + "\n")
     for words in (("show", "a.jsonl"), ("diff", "a.jsonl", "a.jsonl")):
-        outcome = project.tlmatrix(*words)
-        assert outcome.code == ExitCode.FINDINGS, outcome.out
+        outcome = project.tlmatrix(*words, code=ExitCode.FINDINGS)
         assert "2 of 5 planned cases have no result" in outcome.out
     lines = text.splitlines(keepends=True)
     file.write_text("".join(line for line in lines if "summary" not in line))
-    outcome = project.tlmatrix("show", "a.jsonl")
-    assert outcome.code == ExitCode.FINDINGS
+    outcome = project.tlmatrix("show", "a.jsonl", code=ExitCode.FINDINGS)
     assert "the run did not finish" in outcome.out
     assert "tlmatrix run --resume a.jsonl" in outcome.out
 
@@ -69,8 +67,7 @@ def test_a_file_of_another_format_is_refused(project, words):
     first, *rest = file.read_text().splitlines(keepends=True)
     header = json.loads(first) | {"format": 7, "versions": {"tlmatrix": "9.1"}}
     file.write_text(json.dumps(header) + "\n" + "".join(rest))
-    outcome = project.tlmatrix(*words)
-    assert outcome.code == ExitCode.USAGE, outcome.out
+    outcome = project.tlmatrix(*words, code=ExitCode.USAGE)
     assert "a.jsonl: has results format 7, and this tlmatrix reads 1; use tlmatrix 9.1" in (
         outcome.out.replace("\n", " ")
     )

@@ -109,8 +109,7 @@ def test_lf_runs_the_failed_cases_until_none_fails(project):
     nothing = project.tlmatrix("run", "--lf", str(path), "-n", "0", "-k", "how=right")
     assert "--lf: there is no earlier run; running every case" in nothing.out
     project.tlmatrix("run", str(path), "-n", "0")
-    again = project.tlmatrix("run", "--lf", "-n", "0")
-    assert again.code == ExitCode.FINDINGS, again.out
+    again = project.tlmatrix("run", "--lf", "-n", "0", code=ExitCode.FINDINGS)
     assert "--lf: 2 cases that failed in .tlmatrix" in again.out
     assert "2 cases in" in again.out
     kernel = project.folder / f"{project.module}.py"
@@ -146,8 +145,7 @@ def test_lf_runs_a_fuzz_case_that_is_no_longer_generated(project):
 def test_resume_without_a_file_continues_the_last_run_with_its_k(project):
     project.spec(how="[right, wrong]", rows="[5, 7]")
     project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "dtype=float16 and rows=5")
-    outcome = project.tlmatrix("run", "--resume", "-n", "0")
-    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    outcome = project.tlmatrix("run", "--resume", "-n", "0", code=ExitCode.FINDINGS)
     assert "with its -k 'dtype=float16 and rows=5'" in outcome.out
     assert "1 case of 1 spec; 1 passed before" in outcome.out
     assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
@@ -155,8 +153,7 @@ def test_resume_without_a_file_continues_the_last_run_with_its_k(project):
 
 def test_resume_without_a_run_names_the_folder(project):
     project.spec()
-    outcome = project.tlmatrix("run", "--resume")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("run", "--resume", code=ExitCode.USAGE)
     assert "no results in" in outcome.out
 
 
@@ -178,8 +175,7 @@ def test_cases_are_selected_by_node_id(project):
 @pytest.mark.parametrize("select", ["(", "rows=", "rows=5 and"])
 def test_an_invalid_k_is_one_line(project, workers, select):
     project.spec()
-    outcome = project.tlmatrix("run", ".", "-n", workers, "-k", select)
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("run", ".", "-n", workers, "-k", select, code=ExitCode.USAGE)
     assert outcome.out.startswith(f"tlmatrix: -k {select!r} is invalid: ")
     assert outcome.out.count("\n") == 1
     outcome = project.pytest(".", "-q", "-n", workers.replace("auto", "1"), "-k", select)
@@ -204,8 +200,7 @@ def test_k_invalid_selects_invalid_inputs(project):
 
 def test_an_unknown_option_gets_the_usage_of_its_command(project):
     project.spec()
-    outcome = project.tlmatrix("run", "--resum-last", "scale.yaml")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix("run", "--resum-last", "scale.yaml", code=ExitCode.USAGE)
     assert outcome.out.startswith("usage: tlmatrix run ")
     assert "unrecognized arguments: --resum-last" in outcome.out
 

@@ -155,8 +155,7 @@ def test_results_that_cannot_be_written_are_one_line(project, place):
     (project.folder / "file").write_text("")
     (project.folder / "full.jsonl").symlink_to("/dev/full")
     path = {"a file": "file", "below a file": "file/out.jsonl", "full": "full.jsonl"}[place]
-    outcome = project.tlmatrix("run", ".", "-n", "0", "--results", path)
-    assert outcome.code == ExitCode.INTERNAL, outcome.out
+    outcome = project.tlmatrix("run", ".", "-n", "0", "--results", path, code=ExitCode.INTERNAL)
     lines = [line for line in outcome.out.splitlines() if line]
     assert len(lines) == 1
     assert "the results cannot be written: " in lines[0]

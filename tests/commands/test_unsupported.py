@@ -24,8 +24,7 @@ def _statuses(project):
 
 def test_skipped_cases_are_counted_in_the_last_line(project):
     project.spec(how="[right, unknown]", rows="[1]")
-    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0")
-    assert outcome.code == 0, outcome.out
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", code=0)
     assert f"2 cases skipped: {_WHY}" in _said(outcome)
     assert "2 passed, 2 skipped (2 unsupported); 2 cases not judged: the interpreter" in _said(
         outcome
@@ -35,30 +34,26 @@ def test_skipped_cases_are_counted_in_the_last_line(project):
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_run_of_unsupported_cases_alone_fails(project, workers):
     project.spec(how="[unknown]", rows="[1]")
-    outcome = project.tlmatrix("run", "scale.yaml", "-n", workers)
-    assert outcome.code == 1, outcome.out
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", workers, code=1)
     assert "2 skipped (2 unsupported); nothing was judged" in _said(outcome)
 
 
 def test_pytest_fails_if_all_cases_are_unsupported(project):
     project.spec(how="[unknown]", rows="[1]")
-    outcome = project.pytest("scale.yaml")
-    assert outcome.code == 1, outcome.out
+    outcome = project.pytest("scale.yaml", code=1)
     assert "tlmatrix: nothing was judged" in _said(outcome)
 
 
 def test_pytest_succeeds_with_other_tests_and_reports_unsupported_cases(project):
     project.spec(how="[unknown]", rows="[1]")
     (project.folder / "test_own.py").write_text("def test_own():\n    pass\n")
-    outcome = project.pytest("scale.yaml", "test_own.py")
-    assert outcome.code == 0, outcome.out
+    outcome = project.pytest("scale.yaml", "test_own.py", code=0)
     assert "tlmatrix: nothing was judged" in _said(outcome)
 
 
 def test_with_fail_every_case_is_an_error_with_its_command(project):
     project.spec(how="[right, unknown]", rows="[1]")
-    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "fail")
-    assert outcome.code == 1, outcome.out
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "fail", code=1)
     assert f"unsupported: not judged: {_WHY}" in _said(outcome)
     assert "how=unknown-rows=1'" in _said(outcome)
     assert _statuses(project) == {Status.PASSED, Status.ERROR}
@@ -68,8 +63,7 @@ def test_the_configuration_can_set_fail(project):
     (project.folder / "pyproject.toml").write_text('[tool.tlmatrix]\nunsupported = "fail"\n')
     project.spec(how="[right, unknown]", rows="[1]")
     assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == 1
-    told = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "skip")
-    assert told.code == 0, told.out
+    project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "skip", code=0)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +76,6 @@ def test_the_configuration_can_set_fail(project):
 )
 def test_fuzzing_reports_unsupported_cases(project, how, more, code, words):
     project.spec(how=how, rows="[1]", more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", *more)
-    assert outcome.code == code, outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", *more, code=code)
     assert words in _said(outcome)
     assert more or f"skipped: {_WHY}" in _said(outcome)

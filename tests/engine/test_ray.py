@@ -22,8 +22,7 @@ fuzz:
 def test_without_ray_the_extra_is_named(project, monkeypatch, command):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     project.spec(more=_FUZZ)
-    outcome = project.tlmatrix(command, ".", "--ray")
-    assert outcome.code == ExitCode.USAGE
+    outcome = project.tlmatrix(command, ".", "--ray", code=ExitCode.USAGE)
     assert "pip install 'tlmatrix[ray]'" in outcome.out
 
 

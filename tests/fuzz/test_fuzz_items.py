@@ -41,8 +41,7 @@ def test_spec_without_examples_is_not_fuzzed(project):
 
 def test_workers_share_fuzz_cases(project):
     project.spec(more=_FUZZ)
-    outcome = project.pytest(".", "-q", "-n", "2")
-    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    project.pytest(".", "-q", "-n", "2", code=pytest.ExitCode.OK)
     results = _results(project)
     assert [result.status for result in results] == [Status.PASSED] * 12
     assert len({result.key for result in results}) == 12
@@ -53,15 +52,13 @@ def test_workers_share_fuzz_cases(project):
 
 def test_failing_fuzz_case_is_shrunk_and_reported(project):
     project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
-    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "fuzz and how=wrong")
-    assert outcome.code == 1, outcome.out
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "fuzz and how=wrong", code=1)
     smaller = [result.smaller for result in _results(project) if result.smaller is not None]
     (found,) = smaller
     assert found.values == {"rows": 1, "cols": 3, "dtype": "float32", "how": "wrong"}
     assert "wrong with these or other data: " in outcome.out
     repro = re.search(r"repro +tlmatrix (.*)$", outcome.out, re.MULTILINE)
-    again = project.tlmatrix(*shlex.split(repro[1]))
-    assert again.code == 1
+    again = project.tlmatrix(*shlex.split(repro[1]), code=1)
     assert "numeric: y" in again.out
 
 
@@ -76,8 +73,7 @@ def test_fuzz_case_runs_again_by_id(project):
 
 def test_crashing_fuzz_case_is_recorded(project):
     project.spec(how="[exit]", rows="[1]", more=_FUZZ.replace("8}", "1}"))
-    outcome = project.pytest(".", "-q", "-n", "1", "-k", "fuzz")
-    assert outcome.code == pytest.ExitCode.TESTS_FAILED, outcome.out
+    outcome = project.pytest(".", "-q", "-n", "1", "-k", "fuzz", code=pytest.ExitCode.TESTS_FAILED)
     (result,) = _results(project)
     assert (result.status, result.origin) == (Status.CRASHED, "fuzz")
     assert f"tlmatrix repro '{result.node}'" in outcome.out
@@ -89,6 +85,5 @@ known_bugs:
   - {when: how == 'wrong' and rows > 1, issue: "#1", expires: 2999-01-01}
 """
     project.spec(how="[right, wrong]", rows="[2]", more=_FUZZ.replace("1..300", "2..300") + ledger)
-    outcome = project.pytest(".", "-q", "-n", "0", "-k", "fuzz")
-    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    outcome = project.pytest(".", "-q", "-n", "0", "-k", "fuzz", code=pytest.ExitCode.OK)
     assert "xfailed" in outcome.out

@@ -90,8 +90,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_right_kernel_is_proven_from_its_first_case(folder):
     path = _project(folder)
-    outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json")
-    assert outcome.code == 0, outcome.out
+    outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json", code=0)
     line = next(line for line in outcome.out.splitlines() if "move_rows" in line)
     for name in ("races", "own sequence", "coverage", "bounds", "overflow"):
         assert f"{name} proven" in line
@@ -105,14 +104,12 @@ def test_a_right_kernel_is_proven_from_its_first_case(folder):
 def test_a_fault_is_refuted_by_a_case_that_the_interpreter_ran(folder):
     """The first case has one sequence, with which nothing is wrong."""
     path = _project(folder, guarded="false")
-    outcome = command_line("prove", f"{path}::guarded=false-seqlens=5-step=16", "-n", "1")
-    assert outcome.code == 1, outcome.out
+    outcome = command_line("prove", f"{path}::guarded=false-seqlens=5-step=16", "-n", "1", code=1)
     assert "own sequence of Y: refuted" in outcome.out
     assert "races of Y: refuted" in outcome.out
     repro = next(line for line in outcome.out.splitlines() if "repro: " in line)
     case = repro.split("'")[1]
-    again = command_line("repro", case)
-    assert again.code == 1, again.out
+    command_line("repro", case, code=1)
 
 
 def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder):
@@ -120,8 +117,7 @@ def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder):
     module = next(folder.glob("rows_*.py"))
     capable = "guarded and torch.cuda.get_device_capability() != (8, 0)"
     module.write_text(module.read_text().replace("(guarded, step)(x", f"({capable}, step)(x"))
-    outcome = command_line("prove", str(path), "-n", "1")
-    assert outcome.code == 1, outcome.out
+    outcome = command_line("prove", str(path), "-n", "1", code=1)
     assert re.search("move_rows +sm_90a: races proven; own sequence proven", outcome.out)
     assert re.search("move_rows +sm_80: races refuted; own sequence refuted", outcome.out)
     _, case, options = next(line for line in outcome.out.splitlines() if "repro: " in line).split(
@@ -134,8 +130,7 @@ def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder):
 
 def test_a_gap_is_refuted_as_unwritten_rows(folder):
     path = _project(folder, step=24)
-    outcome = command_line("prove", str(path), "-n", "1")
-    assert outcome.code == 1, outcome.out
+    outcome = command_line("prove", str(path), "-n", "1", code=1)
     assert "coverage of Y: refuted" in outcome.out
 
 
@@ -146,8 +141,7 @@ def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(fol
     prove: {{properties: [races], {unknown}}}
     """
     path = _project(folder, guarded="false", more=more.format(unknown=""))
-    outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json")
-    assert outcome.code == 1, outcome.out
+    outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json", code=1)
     (written,) = json.loads((folder / "proofs.json").read_text())
     races = next(p for p in written["kernels"][0]["proofs"] if p["name"] == "races")
     assert [[0], 0] in races["values"]["tables"]["Offsets"]
@@ -155,8 +149,7 @@ def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(fol
     assert "prove.given" in outcome.out
     allowed = 'unknown: {"move_rows: races of Y": one sequence a call}'
     path = _project(folder, guarded="false", more=more.format(unknown=allowed))
-    outcome = command_line("prove", str(path), "-n", "1")
-    assert outcome.code == 0, outcome.out
+    outcome = command_line("prove", str(path), "-n", "1", code=0)
     assert "allowed by the spec: one sequence a call" in outcome.out
 
 
@@ -172,8 +165,7 @@ def test_a_run_reports_what_was_proven_until_the_sources_change(folder):
 
 def test_a_given_condition_that_a_launch_contradicts_is_reported(folder):
     path = _project(folder, more='prove: {given: {"longest <= 4": "wrong"}}')
-    outcome = command_line("prove", str(path), "-n", "1")
-    assert outcome.code == 1, outcome.out
+    outcome = command_line("prove", str(path), "-n", "1", code=1)
     assert "prove.given: longest <= 4 does not hold in a launch of move_rows" in outcome.out
 
 
@@ -198,8 +190,7 @@ def test_the_kernels_of_a_script_are_proven_when_it_ends(folder):
     _project(folder)
     module = next(folder.glob("rows_*.py")).stem
     (folder / "script.py").write_text(_SCRIPT.format(module=module))
-    outcome = command_line("exec", "--prove", "script.py")
-    assert outcome.code == 0, outcome.out
+    outcome = command_line("exec", "--prove", "script.py", code=0)
     line = next(line for line in outcome.out.splitlines() if "move_rows" in line)
     assert "races proven" in line
     assert "own sequence proven" in line
@@ -238,8 +229,7 @@ def test_no_launch_has_longer_sequences_than_those_of_the_script(folder):
     )
     script = _SCRIPT.format(module=path.stem).replace("20", "60").replace("17", "41")
     (folder / "script.py").write_text(script)
-    outcome = command_line("exec", "--prove", "script.py")
-    assert outcome.code == 0, outcome.out
+    outcome = command_line("exec", "--prove", "script.py", code=0)
     assert "coverage of Y: unknown" in outcome.out
 
 
@@ -361,13 +351,11 @@ def test_faults_of_programs_that_their_own_results_do_not_show(
 ):
     """Blocks add to the next sequence; ties overflow shared memory; a tile straddles two groups."""
     (folder / "script.py").write_text(script.format(guard=fault, row=fault))
-    outcome = command_line("exec", "--prove", "script.py")
-    assert outcome.code == 1, outcome.out
+    outcome = command_line("exec", "--prove", "script.py", code=1)
     assert wanted in outcome.out
     if right is not None:
         (folder / "script.py").write_text(script.format(guard=right, row=right))
-        outcome = command_line("exec", "--prove", "script.py")
-        assert outcome.code == 0, outcome.out
+        outcome = command_line("exec", "--prove", "script.py", code=0)
         assert " 0 refuted" in outcome.out
 
 
