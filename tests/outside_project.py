@@ -211,6 +211,12 @@ class Project:
         self._started.append(process)
         return process
 
+    def run(self, *words: str, code: int | None = None) -> Outcome:
+        """A command in a process of its own, which must end with `code`, if given."""
+        process = self.start(*words)
+        out, _ = process.communicate(timeout=120)
+        return Outcome(process.returncode, out).expect(code)
+
     def end(self) -> None:
         """End what a test that failed left running, which would fail a later one."""
         for process in self._started:

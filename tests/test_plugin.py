@@ -396,9 +396,7 @@ def test_specs_and_tests_of_a_project_are_collected_without_options(project):
     project.spec(more=more).rename(project.folder / "specs" / "scale.yaml")
     (project.folder / "tests").mkdir()
     (project.folder / "tests" / "test_own.py").write_text("def test_own():\n    assert True\n")
-    process = project.start("pytest", "-n", "2", "-v")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
+    out = project.run("pytest", "-n", "2", "-v", code=0).out
     assert "8 passed" in out
     assert "tests/test_own.py::test_own" in out
     judged = set(re.findall(r"specs/scale\.yaml::(\S+)", out))

@@ -90,18 +90,14 @@ def several(project):
 
 
 def test_each_worker_has_one_gpu_before_its_first_case(several):
-    process = several.start("pytest", ".", "-n", "2", "--tlmatrix-results", "out.jsonl")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
+    out = several.run("pytest", ".", "-n", "2", "--tlmatrix-results", "out.jsonl", code=0).out
     assert "tlmatrix: 2 workers on 2 GPUs, 1 each" in out
     assert sorted(_seen(several).values()) == ["0", "1"]
 
 
 def test_the_users_choice_of_gpus_is_kept(several, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    process = several.start("tlmatrix", "run", ".", "-n", "2", "--results", "out.jsonl")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
+    out = several.run("tlmatrix", "run", ".", "-n", "2", "--results", "out.jsonl", code=0).out
     assert "12 cases of 1 spec; 2 workers on 2 GPUs, 1 each" in out
     assert sorted(_seen(several).values()) == ["5", "7"]
 
@@ -109,9 +105,7 @@ def test_the_users_choice_of_gpus_is_kept(several, monkeypatch):
 def test_a_search_spreads_its_workers_too(several, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     several.spec(how="[right]", more="fuzz: {axes: {rows: 1..300}, examples: {quick: 6}}\n")
-    process = several.start("tlmatrix", "fuzz", ".", "-n", "2", "--results", "out.jsonl")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
+    out = several.run("tlmatrix", "fuzz", ".", "-n", "2", "--results", "out.jsonl", code=0).out
     assert "6 examples of 1 spec, 2 workers on 2 GPUs, 1 each" in out
     seen = [line.split()[1] for line in (several.folder / "seen.txt").read_text().splitlines()]
     assert sorted(seen) == ["5", "7"]

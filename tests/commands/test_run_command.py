@@ -15,11 +15,9 @@ from tlmatrix.spec import load_spec
 FIRST = "cols=3-dtype=float16-how=right-rows=5"
 
 
-def _run(project, *words, seconds=120):
-    """`tlmatrix run` in a process of its own, as from a shell."""
-    process = project.start("tlmatrix", "run", *words, "--backend", "interpreter")
-    out, _ = process.communicate(timeout=seconds)
-    return process.returncode, out
+def _run(project, *words, code):
+    """What `tlmatrix run` prints in a process of its own, as from a shell."""
+    return project.run("tlmatrix", "run", *words, "--backend", "interpreter", code=code).out
 
 
 def _recorded(file):
@@ -31,8 +29,7 @@ def _recorded(file):
 
 def test_a_small_run_has_one_process(project):
     project.spec(how="[right, wrong]")
-    code, out = _run(project, ".", "--results", "out.jsonl")
-    assert code == ExitCode.FINDINGS, out
+    out = _run(project, ".", "--results", "out.jsonl", code=ExitCode.FINDINGS)
     assert "4 passed, 4 failed" in out
     started = [
         each for each in _recorded(project.folder / "out.jsonl") if each["record"] == "start"
@@ -44,8 +41,7 @@ def test_a_small_run_has_one_process(project):
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(project, how):
     project.spec(how=f"[right, {how}, wrong]", rows="[5]")
-    code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "1.5")
-    assert code == ExitCode.FINDINGS, out
+    out = _run(project, ".", "--results", "out.jsonl", "--timeout", "1.5", code=ExitCode.FINDINGS)
     ended = "crashed" if how == "exit" else "timeout"
     assert f"2 passed, 2 failed, 2 {ended}" in out
     assert f"scale: {ended} in 2 cases" in out
@@ -60,8 +56,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(project, h
 
 def test_exitfirst_stops_after_a_case_that_ends_its_process(project):
     project.spec(how="[exit]", rows="[5]")
-    code, out = _run(project, ".", "-x", "--results", "out.jsonl")
-    assert code == ExitCode.FINDINGS, out
+    out = _run(project, ".", "-x", "--results", "out.jsonl", code=ExitCode.FINDINGS)
     assert "1 crashed; 1 not run" in out
     assert "tlmatrix run --resume out.jsonl" in out
 
@@ -89,8 +84,7 @@ def test_recorded_durations_determine_the_number_of_workers(project):
     project.spec(rows="[1, 2, 3, 4]")
     workers = []
     for _ in range(2):
-        code, out = _run(project, ".")
-        assert code == ExitCode.OK, out
+        _run(project, ".", code=ExitCode.OK)
         newest = max((project.folder / ".tlmatrix").glob("*.jsonl"), key=lambda file: file.name)
         lines = _recorded(newest)
         workers.append({each["worker"] for each in lines if each["record"] == "start"})
@@ -114,10 +108,9 @@ def test_lf_runs_the_failed_cases_until_none_fails(project):
     assert "2 cases in" in again.out
     kernel = project.folder / f"{project.module}.py"
     kernel.write_text(kernel.read_text().replace('"wrong"', '"mended"'))
-    code, out = _run(project, "--lf", "-n", "0")
-    assert code == ExitCode.OK, out
+    out = _run(project, "--lf", "-n", "0", code=ExitCode.OK)
     assert "2 cases in" in out
-    code, out = _run(project, "--lf", "-n", "0")
+    out = _run(project, "--lf", "-n", "0", code=ExitCode.OK)
     assert "no case failed in" in out
     assert "4 cases in" in out
 

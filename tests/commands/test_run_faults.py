@@ -77,9 +77,9 @@ def test_faults_with_workers_cost_no_other_case(project, command):
     if command == "pytest":
         words = (*words, "--tlmatrix-results")
     select = f"dtype=float32 or not ({' or '.join(f'how={how}' for how in ENDS)})"
-    process = project.start(*words, "results/out.jsonl", "-n", "2", "-k", select)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == ExitCode.FINDINGS, out[-3000:]
+    out = project.run(
+        *words, "results/out.jsonl", "-n", "2", "-k", select, code=ExitCode.FINDINGS
+    ).out
     results = _results(project.folder / "results" / "out.jsonl")
     _check_raised(results)
     assert {results[how].status for how in ENDS} == {Status.CRASHED}
@@ -135,9 +135,7 @@ def test_a_case_that_runs_out_of_memory_beside_others_runs_again_alone(project):
         "from device import allocated\n\n\ndef reference(x):\n    return 2 * x\n\n\n" + entry
     )
     words = ("tlmatrix", "run", ".", "-n", "2", "-k", "dtype=float32", "--results", "out.jsonl")
-    process = project.start(*words)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == ExitCode.FINDINGS, out[-3000:]
+    out = project.run(*words, code=ExitCode.FINDINGS).out
     assert "7 cases in" in out
     assert "6 passed, 1 error" in out
     (failed,) = [each for each in read_records(project.folder / "out.jsonl").results if each.failed]
@@ -262,10 +260,6 @@ def test_workers_hide_gpus_from_specs_alone(project, monkeypatch):
     (project.folder / "test_gpus.py").write_text(
         "import os\n\n\ndef test_gpus():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '0,1'\n"
     )
-    process = project.start("pytest", "test_gpus.py", "-n", "1")
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, out
-    process = project.start("pytest", "scale.yaml", "-n", "2", "--tlmatrix-backend", "auto")
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, out
+    project.run("pytest", "test_gpus.py", "-n", "1", code=0)
+    project.run("pytest", "scale.yaml", "-n", "2", "--tlmatrix-backend", "auto", code=0)
     assert set((project.folder / "seen").read_text().split()) == {"0", "1"}
