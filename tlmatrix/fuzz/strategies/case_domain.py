@@ -110,11 +110,6 @@ class CaseDomain:
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     only: bool = False
 
-    @property
-    def domains(self) -> dict[str, AxisDomain]:
-        """The domains of all axes except packed lengths, in the order in which they are drawn."""
-        return {**self.fixed, **self.free}
-
     def sharing(self, cases: Sequence[Mapping[str, Value]]) -> CaseDomain:
         """The domain without values of free axes that need other kernels than all of these cases.
 
