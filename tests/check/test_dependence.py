@@ -12,7 +12,7 @@ from tlmatrix.matrix import explain
 from tlmatrix.problem.model import Dim, Problem, TensorInfo, UnusedRows
 from tlmatrix.problem.relations import repeated
 from tlmatrix.run.runner import run_case
-from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec import parse_spec
 
 LENGTH = 3
 ZERO = "is NaN, and is multiplied by 0: finite values there change nothing"
@@ -118,7 +118,7 @@ def test_a_row_that_makes_a_later_call_wrong():
 
 # Families ----------------------------------------------------------------------------------------
 
-ENTRIES = """\
+CODE = """\
 import torch
 
 
@@ -159,7 +159,7 @@ def pool_reference(x, table, lengths):
 ATTENTION = """\
 name: {entry}
 problem: attention
-entry: poisoned_entries:{entry}
+entry: dependence_code:{entry}
 checks: [numeric]
 axes: {{layout: [{layout}], dtype: [float32], kv_heads: [1], groups: [1], head_dim: [16], {more}}}
 """
@@ -174,18 +174,11 @@ problem:
     table: {pages_of: sizes, page_size: 4}
     lengths: {lengths_of: sizes}
   outputs: [y]
-  reference: poisoned_entries:pool_reference
-entry: poisoned_entries:pool
+  reference: dependence_code:pool_reference
+entry: dependence_code:pool
 checks: [numeric]
 axes: {sizes: [[5, 9]]}
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("poisoned")
-    (made / "poisoned_entries.py").write_text(ENTRIES)
-    return made
 
 
 @pytest.mark.parametrize(
@@ -204,9 +197,8 @@ def folder(tmp_path_factory):
     ],
     ids=["cache", "paged", "padded", "pool"],
 )
-def test_families_name_their_rows(text, words, folder):
-    (folder / "spec.yaml").write_text(text)
-    spec = load_spec(folder / "spec.yaml")
+def test_families_name_their_rows(text, words, code_folder):
+    spec = parse_spec(text, code_folder / "spec.yaml")
     case = explain(spec, {}).case
     backend = backend_named("interpreter")
     found = [

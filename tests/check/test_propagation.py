@@ -196,11 +196,6 @@ def test_swallowed_nan_is_found(found, entry, reference):
     assert all("that depend on" in finding.title for finding in findings)
 
 
-def test_kernels_that_select_values_may_swallow_nan(found):
-    assert found(ROWS, more="", entry="finite_only", reference="softmax") == []
-    assert found(ROWS, more="", entry="through_rows", reference="softmax")
-
-
 @pytest.mark.parametrize("more", ["propagation: exact", ""])
 def test_a_comparison_with_nan_may_go_either_way(found, more):
     assert found(ROWS, more=more, entry="gated_the_other_way", reference="gated") == []
@@ -208,7 +203,7 @@ def test_a_comparison_with_nan_may_go_either_way(found, more):
     assert {finding.check for finding in findings} == {"propagation"}
 
 
-def test_by_default_nan_may_vanish_and_reach_rows_of_a_packed_tensor(found):
+def test_by_default_nan_may_vanish_and_reach_other_rows_of_packed_tensors_alone(found):
     assert found(PACKED, entry="segments_by_tiles", propagation="null") == []
     assert found(ROWS, more="", entry="finite_only", reference="softmax") == []
     assert found(ROWS, more="", entry="through_rows", reference="softmax")

@@ -1,6 +1,5 @@
 """Placement of tokens: KV caches and padded tensors, with poison in the places without one."""
 
-import sys
 from itertools import chain
 
 import pytest
@@ -114,22 +113,6 @@ def test_unused_slots_are_huge_or_nan(layout, name):
     assert max(each.abs().max() for each in keys if each.numel()) < 8
     assert tensor.numel() > owned
     assert tensor.float().pow(2).sum() / (tensor.numel() - owned) > 100
-
-
-def test_entries_of_pages_before_the_window_are_garbage():
-    window, size = 20, PAGED["page_size"]
-    tables = [make_problem(stored(**PAGED, **more)).inputs for more in ({"window": window}, {})]
-    freed = 0
-    for given, whole, length in zip(
-        *(each["block_table"].tolist() for each in tables),
-        tables[0]["seqlens_k"].tolist(),
-        strict=True,
-    ):
-        count = max(length - window, 0) // size
-        assert all(not 0 <= page < len(tables[0]["k_pages"]) for page in given[:count])
-        assert given[count : -(-length // size)] == whole[count : -(-length // size)]
-        freed += count
-    assert freed
 
 
 def test_pages_moved_breaks_entries_that_ignore_the_block_table():
@@ -327,7 +310,7 @@ def test_relations_of_padded_tensors_hold_for_the_reference(kind):
 MASKED = """
 name: masked
 problem: attention
-entry: masked_code:ENTRY
+entry: attention_placement_code:ENTRY
 axes:
   layout: [padded]
   padding: [holes]
@@ -340,7 +323,7 @@ axes:
 returns: [out]
 checks: [numeric, relations]
 """
-MASKED_CODE = """
+CODE = """
 import torch
 
 
@@ -388,11 +371,11 @@ def no_queries(q, k, v, mask_q=None, mask_k=None):
         ("no_queries", "mask_q"),
     ],
 )
-def test_a_mask_that_is_left_out_lets_all_positions_through(tmp_path, monkeypatch, entry, left_out):
-    monkeypatch.delitem(sys.modules, "masked_code", raising=False)
-    (tmp_path / "masked_code.py").write_text(MASKED_CODE)
+def test_a_mask_that_is_left_out_lets_all_positions_through(
+    code_folder, monkeypatch, entry, left_out
+):
     monkeypatch.setattr(relations, "_OF_MASKS", 2)
-    found = findings_of(MASKED.replace("ENTRY", entry), tmp_path / "masked.yaml")
+    found = findings_of(MASKED.replace("ENTRY", entry), code_folder / "masked.yaml")
     assert bool(found) == (left_out is not None), found
     for finding in found:
         assert finding.title.startswith("without_mask: out: ")

@@ -1,7 +1,6 @@
 """The gemm family against NumPy in float64, and its relations."""
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -51,12 +50,12 @@ def test_reference_equals_the_numpy_product(sizes, transpose_a, transpose_b, acc
 _ADDED = """
 name: added
 problem: gemm
-entry: added_code:ENTRY
+entry: gemm_problem_code:ENTRY
 axes: {dtype: [float16, bfloat16], m: [5], n: [9], k: [40], accumulate: [true]}
 returns: [c]
 checks: [numeric, relations]
 """
-_ADDED_CODE = """
+CODE = """
 def once(a, b, c):
     return (a.float() @ b.float() + c.float()).to(c.dtype)
 
@@ -67,10 +66,8 @@ def twice(a, b, c):
 
 
 @pytest.mark.parametrize("entry", ["once", "twice"])
-def test_a_product_that_is_rounded_before_the_addend_is_added(tmp_path, monkeypatch, entry):
-    monkeypatch.delitem(sys.modules, "added_code", raising=False)
-    (tmp_path / "added_code.py").write_text(_ADDED_CODE)
-    for result in results_of(_ADDED.replace("ENTRY", entry), tmp_path / "added.yaml"):
+def test_a_product_that_is_rounded_before_the_addend_is_added(code_folder, entry):
+    for result in results_of(_ADDED.replace("ENTRY", entry), code_folder / "added.yaml"):
         assert bool(result.findings) == (entry == "twice")
         for finding in result.findings:
             assert finding.title.startswith("addend_opposed: c: ")
