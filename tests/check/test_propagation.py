@@ -131,6 +131,20 @@ def segments_by_tiles(x, lengths):
         parts.append(x[start : start + length].exp() / total)
         start += length
     return torch.cat(parts)
+
+def running(x, w):
+    sums = []
+    for row in range(len(x)):
+        sums.append(x[row] * w if row == 0 else sums[-1] + x[row] * w)
+    return torch.stack(sums)
+
+
+def running_by_tiles(x, w):
+    return torch.ones(len(x), len(x)).tril() @ (x * w)
+
+
+def running_over_columns(x, w):
+    return running_by_tiles(x, w) + 0 * x.sum(1, keepdim=True)
 """
 ROWS = """
 name: special
@@ -296,3 +310,13 @@ def test_the_hint_of_a_kernel_that_selects_values_is_to_leave_the_key_out(found)
     assert findings
     assert all("leave `propagation` out" in finding.hint for finding in findings)
     assert found(ATTENTION, more="", **names) == []
+
+
+def test_a_nan_may_reach_earlier_rows_of_a_running_sum_but_no_other_column(found):
+    text = ROWS.replace("float32}}", "float32}}\n    w: {{shape: [8], dtype: float32}}", 1)
+    names = {"reference": "running", "more": ""}
+    assert found(text, entry="running_by_tiles", **names) == []
+    exact = found(text, entry="running_by_tiles", reference="running")
+    assert any("do not depend on a NaN" in finding.title for finding in exact)
+    columns = found(text, entry="running_over_columns", **names)
+    assert any("do not depend on a NaN" in finding.title for finding in columns)

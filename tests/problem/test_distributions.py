@@ -36,7 +36,7 @@ def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
 def test_values_are_reproducible_and_finite_in_every_shape(name, dtype):
     assert torch.equal(drawn(name, dtype=dtype), drawn(name, dtype=dtype))
     assert drawn(name, dtype=dtype).isfinite().all()
-    for shape in ((0, 2, 4), (3, 0, 4), (1,), (5, 1)):
+    for shape in ((0, 2, 4), (3, 0, 4), (3, 4, 0), (1,), (5, 1)):
         assert draw(name, generator(0), shape, dtype).shape == shape
     for shape in ((7, 4), (3, 2, 32)):
         assert all(draw(name, generator(0), shape, dtype, index=i).is_contiguous() for i in (0, 1))

@@ -399,6 +399,8 @@ def compare_reach(
         if bool((spread & finite).any()):
             compared = relation.reach.compared().get(name, torch.zeros_like(spread))
             spread &= ~(finite & compared)
+        if bool((spread & ~finite).any()):
+            spread &= finite | ~relation.reach.mixed().get(name, torch.zeros_like(spread))
         if bool(spread.any()):
             others = int((spread & ~finite).sum())
             masked = relation.reach.masked.get(name, 0)

@@ -128,7 +128,9 @@ def check_calls(
     differing = _differing(relation, pair, calls, results, run, exact=exact)
     found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
-        found += _judged(relation, number, results, run, reproducible=not differing)
+        found += _judged(
+            relation, number, results, run, execute=execute, reproducible=not differing
+        )
     if found and _fails_anyway(relation, execute, run):
         return []
     if isinstance(relation, ReachRelation):
@@ -145,7 +147,27 @@ def _fails_anyway(relation: Relation, execute: Callable[[Problem], Tensors], run
         got = execute(problem)
     except Exception:  # noqa: BLE001 - the entry's own
         return True
-    return bool(compare_with_reference(relation.kind, run.bounds_of(problem, got), got))
+    return bool(_wrong(relation, problem, got, run, execute))
+
+
+def _wrong(
+    relation: Relation,
+    problem: Problem,
+    got: Tensors,
+    run: CaseRun,
+    execute: Callable[[Problem], Tensors] | None,
+) -> list[Finding]:
+    """Findings about results of one call against its own reference."""
+    own = run.bounds_of(problem, got)
+
+    def compared(results: Tensors) -> list[Finding]:
+        return compare_with_reference(relation.kind, own, results)
+
+    wrong = compared(got)
+    beyond = {each.tensor: got[each.tensor] for each in wrong if each.tensor and each.ratio}
+    if len(beyond) < len(wrong):
+        return wrong  # missing, or of another shape
+    return [] if run.is_rounded_factor(problem, beyond, compared, execute) else wrong
 
 
 def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:
@@ -184,12 +206,12 @@ def _judged(
     results: Sequence[Tensors],
     run: CaseRun,
     *,
+    execute: Callable[[Problem], Tensors],
     reproducible: bool,
 ) -> Iterator[Finding]:
     """Findings about one call of a relation against its own reference."""
     got, because = results[number], relation.because
-    own = run.bounds_of(relation.problems[number], got)
-    wrong = compare_with_reference(relation.kind, own, got)
+    wrong = _wrong(relation, relation.problems[number], got, run, execute)
     if wrong and relation.stale is not None:
         stale = run.bounds_of(relation.stale(), got)
         if compare_with_reference(relation.kind, stale, got):

@@ -17,6 +17,7 @@ from tlmatrix.check.numeric import describe_mismatch
 from tlmatrix.check.sanitizers import SanitizerSession
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem.tensors import on_cpu
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.listed_cases import Case
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
+
+_ROUNDED_FACTORS = 8.0
+"""Most that rounding factors moves a result, in units roundoff of the largest sum of |terms|."""
 
 
 class Results(dict[str, torch.Tensor]):
@@ -305,6 +309,46 @@ class CaseRun:
         with self._race_detection() as sanitizers:
             poison = True if self.misused_memory else None
             return self.execute.run([problem], sanitizers, poison=poison)[0][0]
+
+    def is_rounded_factor(
+        self,
+        problem: Problem,
+        wrong: Mapping[str, torch.Tensor],
+        fails: Callable[[Tensors], object],
+        execute: Callable[[Problem], Tensors] | None = None,
+    ) -> bool:
+        """Whether results of a call are beyond their bounds for the rounding of factors alone.
+
+        Tensor cores take factors in 16 bits, so a right kernel rounds those it computes, which the
+        bound knows of products in the reference only. The call is made again with kernels that do
+        not round them: then no result may fail, and the wrong ones moved no further than such
+        rounding moves a sum. One that overflows moves them further.
+
+        Args:
+            problem: of the call.
+            wrong: the results that are beyond their bounds.
+            fails: whether results of the call are beyond their bounds.
+            execute: runs the entry; by default as the case does.
+        """
+        from tlmatrix.interpreter import unrounded_factors
+
+        if not wrong or problem.operands is None or self.on_ranks or self.misused_memory:
+            return False
+        try:
+            with unrounded_factors(str(problem.operands)[6:]):
+                again = (execute or self.again)(problem)
+        except BaseException as error:
+            if unwinds(error):
+                raise
+            return False  # a kernel that cannot run so
+        unit = _ROUNDED_FACTORS * torch.finfo(problem.operands).eps / 2
+        for name, got in wrong.items():
+            # Of the whole tensor: what products cancel inside, its own terms do not show.
+            magnitude = problem.outputs[name].magnitude
+            moved = (got.double() - again[name].double()).abs_()
+            if magnitude is None or not bool((moved <= magnitude().max() * unit).all()):
+                return False
+        return not fails(again)
 
     def sanitized(self, problem: Problem, sanitizers: SanitizerSession) -> Tensors:
         """Run the entry again with guards, and under these sanitizers if the case has any."""

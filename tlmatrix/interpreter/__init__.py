@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .frontend.intercept import interpreted
     from .frontend.interpret import Simulation, interpret, simulate, traced
     from .frontend.kernel import InterpretedKernel, TracedKernel
-    from .frontend.session import Session
+    from .frontend.session import Session, unrounded_factors
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .sync.externs import model_extern, until
     from .sync.flags import Pointer
@@ -88,6 +88,7 @@ __all__ = [
     "scheduled",
     "simulate",
     "traced",
+    "unrounded_factors",
     "until",
 ]
 
@@ -107,7 +108,7 @@ _NAMES = {
     "frontend.intercept": ("interpreted",),
     "frontend.interpret": ("Simulation", "interpret", "simulate", "traced"),
     "frontend.kernel": ("InterpretedKernel", "TracedKernel"),
-    "frontend.session": ("Session",),
+    "frontend.session": ("Session", "unrounded_factors"),
     "reports": (
         "DEFAULT_SANITIZERS",
         "Party",

@@ -33,7 +33,7 @@ from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_va
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
-from tlmatrix.interpreter.ir.rewrites import normalized, widened
+from tlmatrix.interpreter.ir.rewrites import normalized, widened, with_unrounded_factors
 from tlmatrix.interpreter.ir.rewrites.externs import extern_name
 from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.ops.control import call_extern, calls_models, rules_of_models
@@ -73,6 +73,8 @@ def generate(func: Any, text: str, options: Options) -> Program:
     kernel, shapes, inferred = _read(func, text, options, tuple(modelled()))
     if options.wide:
         kernel = widened(kernel)
+    if options.unrounded:
+        kernel = with_unrounded_factors(kernel, options.unrounded)
     threads = needs_threads(kernel, tables.thread_operations, tables.each_thread)
     calls = calls_models(kernel, is_modelled)
     waits = calls and not threads

@@ -66,6 +66,7 @@ class Options:
         sanitizers: the sanitizers that are on.
         observers: names of other observers (`watch.registry`).
         wide: whether all floats are float64.
+        unrounded: the dtype to which factors of products are not rounded; "" if all are.
         arch: the architecture, for layouts that TileLang infers; "" if it infers none.
     """
 
@@ -75,6 +76,7 @@ class Options:
     observers: frozenset[str] = frozenset()
     wide: bool = False
     arch: str = "sm_90a"
+    unrounded: str = ""
 
     @property
     def kinds(self) -> list[str]:
@@ -84,6 +86,7 @@ class Options:
             *["sanitized"] * sanitized,
             *sorted(self.observers, reverse=True),
             *["wide"] * self.wide,
+            *["unrounded"] * bool(self.unrounded),
         ]
 
 

@@ -183,7 +183,7 @@ def draw(
             result *= torch.where(outlier == 0, 16.0, 1.0)
         elif name == "equal_rows" and index % 2 and result.numel():
             result = result.view(-1, size)[:1].repeat(result.numel() // size, 1).view(shape)
-        elif name == "zero_rows" and rows:
+        elif name == "zero_rows" and rows and result.numel():
             lines = result.view(-1, size)
             lines[::4] = 0.0
             lines[1::4] *= _SMALL

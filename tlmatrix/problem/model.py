@@ -186,6 +186,9 @@ class Reach:
     compared: Callable[[], Tensors] = dict
     """Masks of the elements that change if comparisons with NaN go the other way, as `not h > 0`
     does where the reference has `h <= 0`."""
+    mixed: Callable[[], Tensors] = dict
+    """Masks of the elements that a NaN may reach in products with weights of 0: of other rows
+    whose results are sums over the row of the NaN, and over its neighbours or the outermost."""
 
 
 @dataclass(frozen=True)
@@ -451,6 +454,8 @@ class Problem:
     """The problem with other values of single options; hints compare wrong results with them."""
     narrow: Mapping[torch.dtype, str] = field(default_factory=dict)
     """The 16-bit dtypes that a user's reference knows from its inputs, with one input of each."""
+    operands: torch.dtype | None = None
+    """The 16-bit dtype to which kernels may round factors of products, of a user's reference."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
     """The default sharding of its tensors over ranks."""
     autograd: AutogradVariant | None = None

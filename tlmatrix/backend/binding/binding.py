@@ -59,7 +59,7 @@ class Factory:
         kernel = self._kernel(names)
         if arguments.keywords and hasattr(kernel, "prim_func"):
             arguments = _by_position(self.spec, kernel, arguments)
-        return prepared_call(self.spec, kernel, arguments, problem.returns[:1])
+        return prepared_call(self.spec, kernel, arguments, problem.returns)
 
     def _kernel(self, names: Names) -> Callable[..., Any]:
         arguments = {name: self._compiled(name, names) for name in self.spec.factory_args}

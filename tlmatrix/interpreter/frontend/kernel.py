@@ -21,7 +21,7 @@ from .alignment import Misaligned, Requirements, in_vectors, misaligned, require
 from .lowered import DeviceCode, LoweredCode, may_be_described
 from .programs import kept, lowered_key, written_at
 from .sanitized import misaligned_arguments, run_sanitized
-from .session import current, environment, without_modes
+from .session import UNROUNDED, current, environment, without_modes
 from .signature import Arguments, Signature
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ class InterpretedKernel(_Kernel):
 
     def variant(self, session: Session | None, *, traced: bool = False) -> LoadedProgram:
         """The program that runs in a session, or the one that traces values not finite for it."""
-        arch = self._arch or _DEFAULT_ARCH
-        if session is None:
-            return self._programs.variant(arch)
+        arch, unrounded = self._arch or _DEFAULT_ARCH, UNROUNDED.get()
+        if session is None or unrounded:
+            return self._programs.variant(arch, unrounded=unrounded)
         observers = frozenset({"traced"} if traced else session.observing)
         # A program is not instrumented for the alignment of its arguments.
         return self._programs.variant(arch, session.sanitizers - _ALIGNMENT, observers)
@@ -323,7 +323,7 @@ class InterpretedKernel(_Kernel):
         if session is not None and session.lowered:
             yield from self._run_lowered(session, values, symbols)
             return
-        if session is None or not session.sanitizers:
+        if session is None or not session.sanitizers or UNROUNDED.get():
             yield from self._run(self.variant(session), session, values, symbols)
             return
         if session.sanitizers == _ALIGNMENT:

@@ -81,7 +81,7 @@ def program_key(ir: str, options: Options) -> str:
         ir,
         sorted(options.sanitizers),
         sorted(options.observers),
-        [options.guard, options.barriers, options.wide],
+        [options.guard, options.barriers, options.wide, options.unrounded],
         options.arch,
         [name for name in modelled() if name in ir] if "_extern" in ir else [],
         # TileLang infers layouts under it.
@@ -222,6 +222,7 @@ class Programs:
         observers: frozenset[str] = frozenset(),
         *,
         wide: bool = False,
+        unrounded: str = "",
     ) -> LoadedProgram:
         """A variant with these `Options`.
 
@@ -229,7 +230,7 @@ class Programs:
             Unsupported: it cannot be generated.
         """
         arch = arch if self._depends_on_arch else ""
-        key = Options(self.guard, self.barriers, sanitizers, observers, wide, arch)
+        key = Options(self.guard, self.barriers, sanitizers, observers, wide, arch, unrounded)
         found = self._loaded.get(key)
         if found is None:
             models = tuple(modelled())  # with one more it may not be refused

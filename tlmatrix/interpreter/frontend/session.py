@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -177,6 +178,24 @@ local = _Local()
 def current() -> Session | None:
     """The innermost context of this thread."""
     return local.stack[-1] if local.stack else None
+
+
+# To which dtype the kernels of this thread do not round factors of products; "" if they do.
+UNROUNDED: ContextVar[str] = ContextVar("tlmatrix_unrounded", default="")
+
+
+@contextmanager
+def unrounded_factors(dtype: str) -> Iterator[None]:
+    """Context manager: products inside get factors of `dtype` as a kernel computes them.
+
+    Sanitizers and observers are off. Kernels that cannot run so raise `Unsupported`; on a GPU, and
+    in lowered code, nothing changes.
+    """
+    token = UNROUNDED.set(dtype)
+    try:
+        yield
+    finally:
+        UNROUNDED.reset(token)
 
 
 # What generated programs run in: threads, modes of PyTorch, options of a session ------------------

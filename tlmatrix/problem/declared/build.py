@@ -534,7 +534,7 @@ class Declared:
         }
         names |= {"device": setup.device, "values": self.distribution}
         names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | inputs
-        by_autograd = self._by_autograd
+        by_autograd, operands = self._by_autograd, self._operands
         return Problem(
             values=setup.values,
             names=names,
@@ -552,6 +552,7 @@ class Declared:
             unused=self._unused,
             with_operands=self._with_operands(),
             narrow={} if self.reference is None else self._narrow,
+            operands=operands if operands is not None and operands.itemsize == 2 else None,
         )
 
     def _unused(self) -> Mapping[str, UnusedRows]:

@@ -109,6 +109,8 @@ def _relation(
         nothing = {name: torch.zeros_like(mask) for name, mask in reach.must.items()}
         reach = replace(reach, must=nothing)
     reach = replace(reach, compared=partial(_compared, problem, name, index))
+    if extent in ("packed", None):
+        reach = replace(reach, mixed=partial(_mixed, problem, name, index))
     place = f"{name}[{', '.join(map(str, index))}]"
     return ReachRelation(
         "propagation",
@@ -136,6 +138,31 @@ def _compared(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
         of: ~((turned[of] - expected).abs() <= expected.abs() * _NOISE)
         for of, expected in other.reference().items()
     }
+
+
+def _mixed(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
+    """The elements of each result that a NaN reaches from a row that is summed with this one.
+
+    Causal products, as of attention without a softmax, multiply tiles of rows, those past a row by
+    0, where a reference may go through them row by row. Along an axis of the input where a NaN
+    elsewhere reaches the same element of a result, it may also reach what only that one reaches.
+    """
+    reached = _touched(problem, name, index)
+    found = {of: torch.zeros_like(mask) for of, mask in reached.items()}
+    for axis, size in enumerate(problem.inputs[name].shape):
+        own = index[axis]
+        for place in sorted({0, own - 1, own + 1, size - 1} & {*range(size)} - {own}):
+            others = _touched(problem, name, (*index[:axis], place, *index[axis + 1 :]))
+            for of, mask in others.items():
+                if bool((mask & reached[of]).any()):
+                    found[of] |= mask
+    return found
+
+
+def _touched(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
+    """The elements of each result that are NaN with a NaN in this element of an input."""
+    results = _changed(problem, name, index, math.nan).reference()
+    return {of: each.isnan() for of, each in results.items()}
 
 
 def _added_masks(problem: Problem, name: str, index: Sequence[int]) -> Tensors:

@@ -14,12 +14,17 @@ from .threads import (
     without_returns,
     without_thread_loops,
 )
-from .vectors import widened, without_vector_memory, without_vectors
+from .vectors import (
+    widened,
+    with_unrounded_factors,
+    without_vector_memory,
+    without_vectors,
+)
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Kernel
 
-__all__ = ["normalized", "widened", "without_externs"]
+__all__ = ["normalized", "widened", "with_unrounded_factors", "without_externs"]
 
 
 def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:

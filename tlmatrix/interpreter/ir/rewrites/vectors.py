@@ -1,8 +1,9 @@
-"""Vectors as their elements, and every float as float64."""
+"""Vectors as their elements, every float as float64, and factors of products as float32."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -366,3 +367,68 @@ def widened(kernel: ir.Kernel) -> ir.Kernel:
 
 def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
+
+
+# The same kernel with factors of products that nothing rounded -----------------------------------
+#
+# Tensor cores take factors in 16 bits, so a kernel has to round what it computes for them.
+
+_PRODUCTS = ("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm")
+_CHOICES = ("tirx.if_then_else", "tl.tvm_if_then_else")
+
+
+def with_unrounded_factors(kernel: ir.Kernel, dtype: str) -> ir.Kernel:
+    """The kernel whose products get factors of this dtype as they were before their rounding.
+
+    A block keeps these tiles in float32; everything but a product reads them rounded, as before.
+    Tiles that products write are kept as they are: a sum that is rounded is no factor's rounding.
+    """
+    kernel = without_vectors(kernel)
+    nodes = list(walk(kernel.body))
+    products = [n for n in nodes if isinstance(n, ir.Call) and n.op in _PRODUCTS]
+    copies = [n.args[:2] for n in nodes if isinstance(n, ir.Call) and n.op == "tl.tileop.copy"]
+    sums = {_buffer(call.args[2]) for call in products}
+    tiles = {_buffer(factor) for call in products for factor in call.args[:2]}
+    while more := {_buffer(src) for src, dst in copies if _buffer(dst) in tiles} - tiles:
+        tiles |= more
+    # Of memory with several views, all would have to change.
+    views = Counter(each.data for each in {n.buffer for n in nodes if hasattr(n, "buffer")})
+    kept = {
+        old: replace(old, dtype="float32")
+        for block in nodes
+        if isinstance(block, ir.Block)
+        for old in block.alloc_buffers
+        if old.dtype == dtype and old in tiles - sums and views[old.data] == 1
+    }
+
+    def rewritten(node: Any) -> Any:
+        if isinstance(node, ir.Block):
+            made = tuple(kept.get(each, each) for each in node.alloc_buffers)
+            return replace(node, alloc_buffers=made)
+        buffer = kept.get(node.buffer) if hasattr(node, "buffer") else None
+        if buffer is None:
+            return None
+        if isinstance(node, ir.BufferLoad):
+            return ir.Cast(dtype, replace(node, buffer=buffer, dtype="float32"))
+        if isinstance(node, ir.BufferStore):
+            return replace(node, buffer=buffer, value=_unrounded(node.value))
+        return replace(node, buffer=buffer)
+
+    return replace(kernel, body=transform(kernel.body, rewritten)) if kept else kernel
+
+
+def _buffer(region: Any) -> ir.Buffer | None:
+    return region.buffer if isinstance(region, ir.Region) else None
+
+
+def _unrounded(value: ir.Expr) -> ir.Expr:
+    """A float in float32, without the conversion to fewer bits that it ends with."""
+    if isinstance(value, ir.Cast) and _is_float(value.value.dtype):
+        return ir.Cast("float32", value.value)
+    if isinstance(value, ir.Select):
+        chosen = (_unrounded(value.true_value), _unrounded(value.false_value))
+        return ir.Select("float32", value.condition, *chosen)
+    if isinstance(value, ir.Call) and value.op in _CHOICES:
+        chosen = (_unrounded(value.args[1]), _unrounded(value.args[2]))
+        return replace(value, dtype="float32", args=(value.args[0], *chosen))
+    return ir.Cast("float32", value)
