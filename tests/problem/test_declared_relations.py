@@ -85,6 +85,38 @@ def product_without_the_last(x, w, out_dtype):
     return product_in_float32(x[:, :-1], w[:, :-1], out_dtype)
 
 
+def in_small_parts_of_16_bits(x, w):
+    y = torch.zeros(len(x), len(w), dtype=x.dtype)
+    for a, b in zip(x.split(16, 1), w.split(16, 1)):
+        y = (y.float() + a.float() @ b.float().T).to(x.dtype)
+    return y
+
+
+def norm_of_squares_in_16_bits(x):
+    square = (x * x).float().mean(1, keepdim=True)
+    return (x.float() * (square + 1e-5).rsqrt()).to(x.dtype)
+
+
+def plain_norm(x):
+    return x * (x.square().mean(1, keepdim=True) + 1e-5).rsqrt()
+
+
+def plain_norm_in_float32(x):
+    return plain_norm(x.float()).to(x.dtype)
+
+
+def twice(x):
+    return 2 * x
+
+
+def twice_through_float16(x):
+    return (2 * x.half()).to(x.dtype)
+
+
+def twice_within_limits(x):
+    return 2 * x.clamp(-1000, 1000)
+
+
 def largest(x):
     return x.max(1).values
 
@@ -217,6 +249,32 @@ def test_parts_of_a_sum_in_16_bits_are_found(found):
     assert findings
     assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
     assert "along k have opposite signs" in findings[0].detail
+
+
+def test_accumulators_in_16_bits_are_found_though_the_shape_of_the_result_is_not_declared(found):
+    text = LINEAR.replace("{{y: {{shape: [rows, n]}}}}", "[y]").replace("256", "64")
+    names = {"rows": 3, "checks": "numeric, relations"}
+    assert found(text, entry="linear", **names) == []
+    findings = found(text, entry="in_small_parts_of_16_bits", **names)
+    assert findings
+    assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "wrong"),
+    [
+        ("plain_norm", "float16", "norm_of_squares_in_16_bits"),
+        ("twice", "bfloat16", "twice_through_float16"),
+        ("twice", "float32", "twice_within_limits"),
+    ],
+)
+def test_what_overflows_or_is_limited_on_the_way_is_found(found, name, dtype, wrong):
+    names = {"reference": name, "dtype": dtype}
+    right = name if name == "twice" else f"{name}_in_float32"
+    assert found(ROWS, entry=right, **names) == []
+    findings = found(ROWS, entry=wrong, **names)
+    assert any(finding.title.startswith("scaled_input: y: ") for finding in findings), findings
+    assert "x times 2**" in findings[-1].detail
 
 
 def test_float8_passes_every_check_and_wrong_float8_is_a_finding(found):

@@ -14,6 +14,7 @@ import torch
 from tlmatrix.dtypes import DTYPES, is_float8, torch_dtype
 from tlmatrix.problem.declared.carried import (
     Carried,
+    ComputedOperands,
     DetachedMaximum,
     RoundedOperands,
     as_products,
@@ -368,14 +369,28 @@ class Declared:
 
         If halves of a sum over a dimension that the result lacks cancel by construction, terms are
         of one size, and parts of eight of them larger by the root of 8 than their spread. What
-        remains of it covers the rounding of each term. Results to which matrix products contribute
-        keep it, as kernels may round both operands.
+        remains of it covers the rounding of each term. Results to which products of computed
+        operands contribute keep it, as kernels may round both operands.
         """
         spread = self._term_sizes.spread[name]
-        carried = self._carried.bound.get(name)
-        if name not in self._parts or (carried is not None and bool(carried.any())):
+        if name not in self._parts or self._has_computed_operands:
             return spread
         return spread * _ROUNDED_TERMS
+
+    @cached_property
+    def _has_computed_operands(self) -> bool:
+        """Whether the reference has products of what the kernel rounds to 16 bits."""
+        dtype, operands = (
+            None if self.reference is None else self.reference.exact_dtype,
+            self._operands,
+        )
+        if dtype is None or operands is None:
+            carried = self._carried.bound.values()
+            return any(bool(each.any()) for each in carried)
+        with as_products(), ComputedOperands(operands) as mode:
+            self._values(self._run(dtype))
+        found: bool = mode.found
+        return found
 
     @cached_property
     def _parts(self) -> frozenset[str]:
@@ -428,6 +443,18 @@ class Declared:
         others = {size for size in values.values() if type(size) is int}
         others.update(len(each.lengths) for each in packed)
         return None if any(sum(each.lengths) in others for each in packed) else alike[0]
+
+    def possible_sizes(self, name: str) -> tuple[Expression | int, ...]:
+        """The sizes of a tensor; where they are not known, all those of inputs that it may have."""
+        if (known := self.sizes(name)) is not None:
+            return known
+        of_inputs = {
+            str(size): (size, count)
+            for other, decl in self.declaration.inputs.items()
+            for size, count in zip(decl.sizes, self.inputs[other].shape, strict=True)
+        }
+        shape = self._results[name].shape
+        return tuple(size for size, count in of_inputs.values() if count in shape)
 
     @cached_property
     def _term_sizes(self) -> TermSizes:

@@ -133,6 +133,25 @@ class RoundedOperands(_Mode):  # type: ignore[no-untyped-call]
         return call.func(*given, **call.kwargs)
 
 
+class ComputedOperands(_Mode):  # type: ignore[no-untyped-call]
+    """Notes whether a product has an operand that `dtype` does not hold, which kernels round.
+
+    Attributes:
+        found: whether one has.
+    """
+
+    found = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401
+        """Call the operator."""
+        self.found = self.found or not _are_exact(call, places, self._dtype)
+        return call.result()
+
+
 class _Signs:
     """Random signs, the same for each seed."""
 
@@ -160,13 +179,11 @@ class _ProductErrors(_Mode):  # type: ignore[no-untyped-call]
 
     def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401
         """Call the operator and add the error."""
-        result, args = call.result(), call.args
+        result = call.result()
         of_bound = SYSTEMATIC if self._size == "spread" else 1.0
         lost = truncation(_terms(call)) * of_bound
         u = 0.0
-        if self._dtype is not None and not all(
-            torch.equal(args[place], _rounded(args[place], self._dtype)) for place in places
-        ):
+        if self._dtype is not None and not _are_exact(call, places, self._dtype):
             u = torch.finfo(self._dtype).eps / 2
         magnitudes = _listed(_of_terms(call, places, 1)) if self._float8 or u else []
         roots = _listed(_of_terms(call, places, 2)) if u else []
@@ -383,6 +400,12 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
 def _memory(tensor: torch.Tensor) -> int:
     """What identifies the memory of a tensor and its views."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - not in the public API
+
+
+def _are_exact(call: Call, places: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether `dtype` holds the factors of a product."""
+    factors = [call.args[place] for place in places]
+    return all(torch.equal(each, _rounded(each, dtype)) for each in factors)
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

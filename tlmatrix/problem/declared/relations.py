@@ -7,7 +7,8 @@ false positive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -51,6 +52,11 @@ _SHARE = 1 / 8
 _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 """What is added to inputs by dtype: whole numbers about it are exact, and float32 has enough bits
 left for the results."""
+_SCALED = {torch.float16: 10, torch.bfloat16: 32, torch.float32: 32}
+"""Powers of two that inputs are scaled by: float32 holds their squares, and float16 does not."""
+_ALIKE = 1e-3
+"""Largest difference of results that scale with an input, as a part of the largest; an epsilon that
+is added to squares is less."""
 _LAST = 0.75
 """The share of rows whose largest number is the last one; it is the first one of others."""
 _OPTIONAL = 2
@@ -74,7 +80,8 @@ class DeclaredRelations:
     @cached_property
     def _of_other_values(self) -> Sequence[Relation]:
         case = self.case
-        return [*_with_cancelling_parts(case), *_far_from_zero(case), *_without_input(case)]
+        made = (_with_cancelling_parts, _far_from_zero, _scaled_input, _without_input)
+        return [relation for each in made for relation in each(case)]
 
 
 def _relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
@@ -104,7 +111,7 @@ def _with_cancelling_parts(case: Declared) -> Iterator[Relation]:
     cotangents = case.cotangents if case.differentiable else {}
     sizes = {name: inputs[name].sizes for name in sorted(free)}
     sizes |= {f"d{n}": found for n in sorted(cotangents) if (found := case.sizes(n)) is not None}
-    results = {name: found for name in case.infos if (found := case.sizes(name)) is not None}
+    results = {name: case.possible_sizes(name) for name in case.infos}
     tensors = {**case.inputs, **{f"d{name}": each for name, each in cotangents.items()}}
     sums = [
         each
@@ -264,6 +271,92 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
         "or exponentials of them added or divided?",
         control=near.problem,
     )
+
+
+# Scaled inputs ------------------------------------------------------------------------------------
+
+
+def _scaled_input(case: Declared) -> Iterator[Relation]:
+    """A call with an input times a power of two, if results stay, all but, or scale with it.
+
+    As those of norms, and of copies, sums and products do. What a kernel squares in 16 bits,
+    converts to float16 or limits to a range is wrong then. Inputs of equal sizes may scale
+    together, as the terms of a residual. In half of the cases, as the seed selects.
+    """
+    if (
+        case.reference is None
+        or case.reference.exact_dtype != torch.float64
+        or case.seed // 23 % 2
+        or not all(tensor.numel() for tensor in case.inputs.values())
+    ):
+        return
+    alike = defaultdict[str, list[str]](list)
+    for name, decl in case.declaration.inputs.items():
+        free = decl.derived is None and decl.between is None and decl.fill is None
+        if free and case.inputs[name].dtype in _SCALED:
+            alike[f"{decl.sizes} {case.inputs[name].dtype}"].append(name)
+    groups = [*alike.values(), *([n] for each in alike.values() if len(each) > 1 for n in each)]
+    pick = seeded_random(case.seed + 12)
+    inputs = generate_inputs(case.setup, case.declaration, "normal", pick.randrange(2**32))
+    near = replace(case, inputs=inputs, distribution="normal", given_cotangents=case.cotangents)
+    for names in pick.sample(groups, min(2, len(groups))):
+        negated = {name: -inputs[name] for name in names}
+        if _are_equal(near, replace(near, inputs={**inputs, **negated})):
+            continue  # they have no influence
+        # Twice the input first: an exponential of a large one may be 0 or 1, and stay.
+        for exponent in (1, _SCALED[inputs[names[0]].dtype]):
+            scaled = {name: inputs[name] * 2.0**exponent for name in names}
+            far = replace(near, inputs={**inputs, **scaled})
+            factors = {name: _factor(near, far, name, exponent) for name in case.infos}
+            if None in factors.values():
+                break
+        else:
+            yield _scaled_call(near, far, factors, f"{' and '.join(names)} times 2**{exponent}")
+            return
+
+
+def _are_equal(one: Declared, other: Declared) -> bool:
+    return all(torch.equal(one.exact[name], other.exact[name]) for name in one.infos)
+
+
+def _scaled_call(
+    near: Declared, far: Declared, factors: Mapping[str, float | None], words: str
+) -> Relation:
+    def lowp() -> Tensors:
+        # PyTorch in 16 bits may overflow as well: its errors are those near 1.
+        errors = {n: near.low[n].double() - near.exact[n].double() for n in factors}
+        moved = {n: errors[n] * (factors[n] or 0.0) + far.exact[n].double() for n in factors}
+        return {name: each.to(far.infos[name].dtype) for name, each in moved.items()}
+
+    return Relation(
+        "scaled_input",
+        "relations",
+        (replace(far.problem(), lowp=lowp),),
+        left=lambda _results: {},
+        judge=(0,),
+        because=f"{words}, with which results stay or scale: is a value squared, converted or "
+        "limited to fewer bits?",
+        control=near.problem,
+    )
+
+
+def _factor(near: Declared, far: Declared, name: str, exponent: int) -> float | None:
+    """What a result is multiplied by if inputs are by 2**exponent: 1, that, or 1 / that.
+
+    None if it is not, or not finite in its dtype.
+    """
+    dtype = far.infos[name].dtype
+    one, other = near.exact[name].double(), far.exact[name].double()
+    if not dtype.is_floating_point:
+        return 1.0 if bool(((one - other).abs() <= 1).all()) else None  # an epsilon moves codes
+    most = max(torch.finfo(dtype).max / 2, float(one.abs().max()) if one.numel() else 0.0)
+    if not other.numel() or not bool((other.abs() <= most).all()):
+        return None
+    alike = torch.finfo(dtype).eps if dtype.itemsize == 1 else _ALIKE
+    for factor in (1.0, 2.0**exponent, 2.0**-exponent):
+        if bool(((other - one * factor).abs() <= one.abs().max() * factor * alike).all()):
+            return factor
+    return None
 
 
 # Inputs that may be left out ----------------------------------------------------------------------
