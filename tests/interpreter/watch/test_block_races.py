@@ -151,3 +151,25 @@ def test_a_flag_orders_the_block_that_set_it_alone():
         handed_on()(torch.ones(N), torch.ones(4, N), torch.zeros(1, dtype=torch.int32))
     (report,) = run.reports
     assert (report.block, report.other.block) == ((2,), (0,))
+
+
+@pytest.mark.parametrize(("resets", "races"), [(3, False), (1, True)])
+@pytest.mark.parametrize("threads", [32, N])
+def test_the_last_block_to_count_may_reset_the_counter(resets, races, threads):
+    """Its atomic follows those of all others; that of the second one does not."""
+
+    @jit_kernel(F="i32[1]")
+    def counted(F):
+        with T.Kernel(4, threads=threads):
+            old = T.alloc_shared((1,), "int32")
+            t = T.get_thread_binding()
+            if t == 0:
+                old[0] = T.atomic_add(F[0], 1, return_prev=True, memory_order="acq_rel")
+            T.sync_threads()
+            if old[0] == resets:
+                if t == 0:
+                    F[0] = 0
+
+    with interpret(sanitize="races", on_report="keep") as run:
+        counted()(torch.zeros(1, dtype=torch.int32))
+    assert bool(run.reports) == races

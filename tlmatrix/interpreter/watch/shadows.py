@@ -408,6 +408,7 @@ class GlobalShadow(Shadow):
             return
         if self._noted:
             self._note(site, place, "atomic")
+        code = self._order.code(site)  # in the epoch that it ends, if it releases
         self._monitor.flag(site, self.name, place, self.shape)
         if "atomic" not in self._last:
             return
@@ -418,7 +419,7 @@ class GlobalShadow(Shadow):
         if self._monitor.rounds(site):
             message = "two blocks add to {buffer}, in any order: equal calls may round differently"
             self._against(self._last["atomic"], site, place, message, "atomics")
-        self._last["atomic"].add(place, self._order.code(site))
+        self._last["atomic"].add(place, code)
 
     def read(self, site: int, place: Place | None, *, copied: bool = False) -> None:
         """Elements are read; `copied` if they need not be written."""
