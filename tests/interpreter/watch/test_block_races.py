@@ -166,9 +166,8 @@ def test_the_last_block_to_count_may_reset_the_counter(resets, races, threads):
             if t == 0:
                 old[0] = T.atomic_add(F[0], 1, return_prev=True, memory_order="acq_rel")
             T.sync_threads()
-            if old[0] == resets:
-                if t == 0:
-                    F[0] = 0
+            if old[0] == resets and t == 0:
+                F[0] = 0
 
     with interpret(sanitize="races", on_report="keep") as run:
         counted()(torch.zeros(1, dtype=torch.int32))

@@ -54,6 +54,8 @@ _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 left for the results."""
 _SCALED = {torch.float16: 10, torch.bfloat16: 32, torch.float32: 32}
 """Powers of two that inputs are scaled by: float32 holds their squares, and float16 does not."""
+_LARGEST = 0.75
+"""The share of the cases in which the largest inputs are scaled."""
 _ALIKE = 1e-3
 """Largest difference of results that scale with an input, as a part of the largest; an epsilon that
 is added to squares is less."""
@@ -299,7 +301,10 @@ def _scaled_input(case: Declared) -> Iterator[Relation]:
     pick = seeded_random(case.seed + 12)
     inputs = generate_inputs(case.setup, case.declaration, "normal", pick.randrange(2**32))
     near = replace(case, inputs=inputs, distribution="normal", given_cotangents=case.cotangents)
-    for names in pick.sample(groups, min(2, len(groups))):
+    groups = pick.sample(groups, len(groups))
+    if pick.random() < _LARGEST:
+        groups.sort(key=lambda names: -inputs[names[0]].numel())
+    for names in groups[:2]:
         negated = {name: -inputs[name] for name in names}
         if _are_equal(near, replace(near, inputs={**inputs, **negated})):
             continue  # they have no influence
