@@ -76,7 +76,7 @@ def test_operator_that_mixes_sequences_passes(findings):
     assert findings("centred", reference="centred") == []
     relations = set()
     assert findings("centred", reference="centred", relations=relations) == []
-    assert not relations - {"batch_permuted", "other_layouts", "two_streams"}
+    assert not relations - {"batch_permuted", "other_layouts", "scaled_input", "two_streams"}
 
 
 def test_an_unguarded_store_into_the_next_sequence_is_found(findings):

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.guards import guarded, lead_of
 from tlmatrix.check.memory import as_row, extent_of
-from tlmatrix.check.numeric import describe_mismatch
+from tlmatrix.check.numeric import describe_mismatch, deviations
 from tlmatrix.check.sanitizers import SanitizerSession
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem.tensors import on_cpu
@@ -321,8 +321,9 @@ class CaseRun:
 
         Tensor cores take factors in 16 bits, so a right kernel rounds those it computes, which the
         bound knows of products in the reference only. The call is made again with kernels that do
-        not round them: then no result may fail, and the wrong ones moved no further than such
-        rounding moves a sum. One that overflows moves them further.
+        not round them: then no result may fail, nor be wrong by more than half of its bound, and
+        the wrong ones moved no further than such rounding moves a sum. One that overflows moves
+        them further.
 
         Args:
             problem: of the call.
@@ -348,7 +349,12 @@ class CaseRun:
             moved = (got.double() - again[name].double()).abs_()
             if magnitude is None or not bool((moved <= magnitude().max() * unit).all()):
                 return False
-        return not fails(again)
+        exact = self.bounds_of(problem, again)
+        doubled = {
+            name: torch.where(got == exact.reference[name], got, 2 * got - exact.reference[name])
+            for name, got in ((name, again[name].double()) for name in wrong)
+        }
+        return not (fails(again) or deviations(doubled, exact))
 
     def sanitized(self, problem: Problem, sanitizers: SanitizerSession) -> Tensors:
         """Run the entry again with guards, and under these sanitizers if the case has any."""
