@@ -90,6 +90,14 @@ def reference(x, w):
     return 2 * x * w
 
 
+def gathered(x, index):
+    return torch.cat([x[index[:-1]], x[index[-2:-1]]]).sum(0)
+
+
+def gathered_right(x, index):
+    return x[index].sum(0)
+
+
 def line_of(text):
     lines = Path(__file__).read_text().splitlines()
     (number,) = (n for n, each in enumerate(lines, 1) if each.strip() == text)
@@ -183,6 +191,17 @@ def test_the_first_finding_says_what_another_one_shows(tmp_path):
         == "only the reference changes with x[3, 0:8]; only the kernel changes with x[2, 0:8]"
     )
     assert f"z: {second.hint}" in first.detail
+
+
+def test_an_index_that_the_entry_ignores_is_named(tmp_path):
+    text = SPEC.replace("w: {shape: [8], dtype: float32, between: [1, 1]}", "w: INDEX")
+    text = text.replace("INDEX", "{shape: [5], dtype: int64, between: [0, rows - 1]}")
+    text = text.replace(":reference", ":gathered_right").replace("factory:", "entry:")
+    text = text.replace("w:", "index:").replace("call: [x, w]", "").replace("BUG", "gathered")
+    with Runner("interpreter") as runner:
+        spec = parse_spec(text, tmp_path / "gathered.yaml")
+        result = runner.run(spec, Case("doubled", {"rows": 12, "values": "normal"}))
+    assert result.findings[0].hint == "only the reference changes with index[4]"
 
 
 def test_a_judged_case_and_one_that_passes_have_none(tmp_path):

@@ -456,6 +456,8 @@ class Problem:
     """The 16-bit dtypes that a user's reference knows from its inputs, with one input of each."""
     operands: torch.dtype | None = None
     """The 16-bit dtype to which kernels may round factors of products, of a user's reference."""
+    free_integers: frozenset[str] = frozenset()
+    """Inputs of integers, or of booleans, of which each may have the value of another one."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
     """The default sharding of its tensors over ranks."""
     autograd: AutogradVariant | None = None

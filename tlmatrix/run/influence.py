@@ -1,9 +1,9 @@
 """Measures which parts of the inputs an output element depends on, in kernel and reference.
 
-Each part is replaced by other values with the same standard deviation, and the element is computed
-again by the code under test and by the float64 reference. If the element does not change, it does
-not depend on the part. A part on which the two disagree is bisected down to rows, so a mask that
-is off by one key is reported with that key.
+Each part is replaced by other values with the same standard deviation (integers by others of the
+tensor), and the element is computed again by the code under test and by the float64 reference. If
+the element does not change, it does not depend on the part. A part on which the two disagree is
+bisected down to rows, so a mask that is off by one key is reported with that key.
 """
 
 from __future__ import annotations
@@ -223,7 +223,14 @@ class _Trial:
         return Influence(part, moved, change, noise, narrowed, values, self._reference)
 
     def _replacement(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Other values of an input with the same standard deviation; the same in every run."""
+        """Other values of an input, the same in every run.
+
+        Floats have the same standard deviation. An integer becomes the next larger one of the
+        tensor, the largest one the least.
+        """
+        if name not in self._replacements and not tensor.is_floating_point():
+            known, places = torch.unique(tensor.long(), return_inverse=True)
+            self._replacements[name] = known.roll(-1)[places].to(tensor.dtype)
         if name not in self._replacements:
             known = tensor.double()
             known = known[known.isfinite()]  # the rest is poison
@@ -234,9 +241,9 @@ class _Trial:
         return self._replacements[name]
 
     def width(self, part: Part) -> int:
-        """The number of elements in a row of the input."""
-        shape = self._problem.inputs[part.input].shape
-        return int(shape[-1]) if len(shape) > 1 else 1
+        """The number of elements in a row of the input; each integer is a row."""
+        tensor = self._problem.inputs[part.input]
+        return int(tensor.shape[-1]) if tensor.ndim > 1 and tensor.is_floating_point() else 1
 
     def rows(self, part: Part) -> int:
         """The number of rows with elements of a part."""
@@ -340,7 +347,8 @@ def parts_of(problem: Problem, explanation: Explanation | None, location: Locati
     read = _reads(explanation, location)
     parts: list[Part] = []
     for name, tensor in problem.inputs.items():
-        if not tensor.is_floating_point() or not tensor.numel():
+        replaceable = tensor.is_floating_point() or name in problem.free_integers
+        if not replaceable or not tensor.numel():
             continue
         left = torch.ones(tensor.numel(), dtype=torch.bool)
         poison = _unused_elements(problem, name)

@@ -579,7 +579,18 @@ class Declared:
             unused=self._unused,
             with_operands=self._with_operands(),
             narrow={} if self.reference is None else self._narrow,
+            free_integers=self._free_integers,
             operands=operands if operands is not None and operands.itemsize == 2 else None,
+        )
+
+    @property
+    def _free_integers(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, decl in self.declaration.inputs.items()
+            if not self.inputs[name].is_floating_point()
+            and (decl.between is not None or self.inputs[name].dtype == torch.bool)
+            and not decl.distinct
         )
 
     def _unused(self) -> Mapping[str, UnusedRows]:
