@@ -293,3 +293,34 @@ def test_an_element_that_all_threads_set(then, synchronizes):
     reports = found(partial(set_by_all, then, synchronizes), c, y)
     assert reports == ([("races", "C")] if then != "all" and not synchronizes else [])
     assert c[0] == {"atomic": 71, "one": 8, "all": 9}[then]
+
+
+# Each block leaves a part, and the one that counts last adds them up.
+@jit_kernel(X="f32[4, 32]", P="f32[4, 32]", C="i32[1]", Y="f32[32]")
+def counted_parts(counts, X, P, C, Y):
+    with T.Kernel(4, threads=32) as block:
+        last = T.alloc_shared((1,), "int32")
+        thread = T.get_thread_binding()
+        P[block, thread] = X[block, thread]
+        T.sync_threads()
+        if thread == 0:
+            last[0] = T.atomic_add(C[0], 1, return_prev=True) if counts else block
+        T.sync_threads()
+        if last[0] == 3:
+            total = T.alloc_local((1,), "float32")
+            total[0] = 0
+            for part in T.serial(4):
+                total[0] += P[part, thread]
+            Y[thread] = total[0]
+
+
+def test_blocks_that_a_counter_orders_have_no_race():
+    def run(counts):
+        x, parts = torch.arange(128.0).view(4, 32), torch.zeros(4, 32)
+        count, y = torch.zeros(1, dtype=torch.int32), torch.zeros(32)
+        reports = found(partial(counted_parts, counts), x, parts, count, y)
+        assert torch.equal(y, x.sum(0))
+        return {each for each in reports if each[0] == "races"}
+
+    assert run(counts=True) == set()
+    assert run(counts=False) == {("races", "P")}

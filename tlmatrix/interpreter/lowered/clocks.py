@@ -158,13 +158,20 @@ class Shadow:
         reader, seen: the lane and the site of the last read.
         writers, readers: of memory that blocks share, the number of the block in the grid that
             wrote last, and of the one that read; None of memory of one block.
+        flags: whether flags may order blocks, which then have no races with one another.
     """
 
     def __init__(
-        self, size: int, count: int, columns: int, *, several_blocks: bool = False
+        self,
+        size: int,
+        count: int,
+        columns: int,
+        *,
+        several_blocks: bool = False,
+        flags: bool = False,
     ) -> None:
         """Nothing was accessed yet."""
-        self.size, self.count, self.columns = size, count, columns
+        self.size, self.count, self.columns, self.flags = size, count, columns, flags
         self.agent = np.zeros(count, np.int16)
         self.lane = np.full(count, -1, np.int32)
         self.clock = np.zeros(count, np.int32)
@@ -181,7 +188,8 @@ class Shadow:
 
     def cleared(self) -> Shadow:
         """One of the same memory where nothing was accessed."""
-        return Shadow(self.size, self.count, self.columns, several_blocks=self.writers is not None)
+        several = self.writers is not None
+        return Shadow(self.size, self.count, self.columns, several_blocks=several, flags=self.flags)
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
@@ -209,7 +217,8 @@ class Shadow:
         if self.writers is not None:
             # Blocks that ran before this one, or beside it, have no clocks in common.
             theirs = self.writers[units]
-            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs == _NO_BLOCK)
+            other = self.flags | (theirs == _NO_BLOCK)
+            ordered = np.where(theirs == clocks.number[lanes], ordered, other)
         return ordered
 
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
@@ -235,7 +244,8 @@ class Shadow:
         found: Array = ~late.any(1) & ~own
         if self.readers is not None:
             before = self.readers[units]
-            found = np.where(before == clocks.number[lanes], found, before == _NO_BLOCK)
+            other = self.flags | (before == _NO_BLOCK)
+            found = np.where(before == clocks.number[lanes], found, other)
         return found
 
     @staticmethod

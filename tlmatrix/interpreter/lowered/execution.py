@@ -186,7 +186,9 @@ def _launch(
             memory = getattr(arguments[position], "memory", arguments[position])
             if memory.size:
                 count = memory.size // memory.itemsize
-                memory.shadow = Shadow(memory.itemsize, count, warps, several_blocks=True)
+                memory.shadow = Shadow(
+                    memory.itemsize, count, warps, several_blocks=True, flags=program.by_order
+                )
     total = math.prod(grid)
     together = max(1, _LANES // math.prod(program.threads))
     if program.cooperative:
