@@ -158,28 +158,20 @@ class Shadow:
         reader, seen: the lane and the site of the last read.
         writers, readers: of memory that blocks share, the number of the block in the grid that
             wrote last, and of the one that read; None of memory of one block.
-        flags: whether flags may order blocks, which then have no races with one another.
+        blocks: "one" has the memory, "several", or those that flags order: "ordered" have no races.
     """
 
-    def __init__(
-        self,
-        size: int,
-        count: int,
-        columns: int,
-        *,
-        several_blocks: bool = False,
-        flags: bool = False,
-    ) -> None:
+    def __init__(self, size: int, count: int, columns: int, blocks: str = "one") -> None:
         """Nothing was accessed yet."""
-        self.size, self.count, self.columns, self.flags = size, count, columns, flags
+        self.size, self.count, self.columns, self.blocks = size, count, columns, blocks
         self.agent = np.zeros(count, np.int16)
         self.lane = np.full(count, -1, np.int32)
         self.clock = np.zeros(count, np.int32)
         self.site = np.zeros(count, np.int32)
         self.reader = np.full(count, -1, np.int32)
         self.seen = np.zeros(count, np.int32)
-        self.writers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
-        self.readers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
+        self.writers = None if blocks == "one" else np.full(count, _NO_BLOCK, np.int32)
+        self.readers = None if blocks == "one" else np.full(count, _NO_BLOCK, np.int32)
 
     @cached_property
     def reads(self) -> Array:
@@ -188,8 +180,7 @@ class Shadow:
 
     def cleared(self) -> Shadow:
         """One of the same memory where nothing was accessed."""
-        several = self.writers is not None
-        return Shadow(self.size, self.count, self.columns, several_blocks=several, flags=self.flags)
+        return Shadow(self.size, self.count, self.columns, self.blocks)
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
@@ -217,7 +208,7 @@ class Shadow:
         if self.writers is not None:
             # Blocks that ran before this one, or beside it, have no clocks in common.
             theirs = self.writers[units]
-            other = self.flags | (theirs == _NO_BLOCK)
+            other = (theirs == _NO_BLOCK) | (self.blocks == "ordered")
             ordered = np.where(theirs == clocks.number[lanes], ordered, other)
         return ordered
 
@@ -244,7 +235,7 @@ class Shadow:
         found: Array = ~late.any(1) & ~own
         if self.readers is not None:
             before = self.readers[units]
-            other = self.flags | (before == _NO_BLOCK)
+            other = (before == _NO_BLOCK) | (self.blocks == "ordered")
             found = np.where(before == clocks.number[lanes], found, other)
         return found
 

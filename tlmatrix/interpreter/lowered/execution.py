@@ -182,13 +182,12 @@ def _launch(
         warps = -(-math.prod(program.threads) // WARP)
         for memory in memories:  # what the launch before this one did is over
             memory.shadow = None
+        blocks = "ordered" if program.by_order else "several"
         for position in program.written:  # there is no race where nothing writes
             memory = getattr(arguments[position], "memory", arguments[position])
             if memory.size:
-                count = memory.size // memory.itemsize
-                memory.shadow = Shadow(
-                    memory.itemsize, count, warps, several_blocks=True, flags=program.by_order
-                )
+                size = memory.itemsize
+                memory.shadow = Shadow(size, memory.size // size, warps, blocks)
     total = math.prod(grid)
     together = max(1, _LANES // math.prod(program.threads))
     if program.cooperative:

@@ -171,13 +171,7 @@ def writes(
 
 
 def _written_together(
-    m: Machine,
-    view: View,
-    lanes: Array,
-    where: Array,
-    raw: Array,
-    units: Array,
-    site: int,
+    m: Machine, view: View, lanes: Array, where: Array, raw: Array, units: Array, site: int
 ) -> None:
     """Several lanes wrote to some units in one statement: of one value, or a race."""
     shadow, clocks = _noted(m, view)
