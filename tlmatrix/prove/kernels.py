@@ -28,6 +28,7 @@ from .answers import KernelProofs, Proof, SpecProofs
 from .coverage import coverage
 from .facts import facts_of
 from .launches import observe, variants
+from .phases import phases
 from .properties import (
     LARGEST_GRIDS,
     answered,
@@ -38,7 +39,6 @@ from .properties import (
     grid,
     overflow,
     own_sequence,
-    phases,
     races,
 )
 from .refuting import refuted
