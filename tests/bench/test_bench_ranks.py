@@ -133,13 +133,13 @@ def test_simulated_ranks_are_left_out_with_the_reason(folder):
 def test_fewer_gpus_than_ranks_are_named(folder, monkeypatch):
     from tlmatrix.backend.gpus import ALL_GPUS
     from tlmatrix.bench import engine
-    from tlmatrix.distributed import pool
+    from tlmatrix.distributed.executors import ProcessExecutor
 
     monkeypatch.setenv(ALL_GPUS, "0")
     monkeypatch.setattr(
         engine,
         "executor_for",
-        lambda _backend, roots, seconds: pool.ProcessExecutor("cuda", roots, seconds),
+        lambda _backend, roots, seconds: ProcessExecutor("cuda", roots, seconds),
     )
     (told, *_rest) = timed(folder, "processes").implementations
     assert told.state is State.NOT_APPLICABLE

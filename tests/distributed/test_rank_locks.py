@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tlmatrix.distributed.pool import machine_slot
+from tlmatrix.distributed.executors import machine_slot
 
 
 class Busy:

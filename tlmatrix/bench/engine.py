@@ -34,7 +34,7 @@ from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
 from tlmatrix.bench.timing import Clock, Samples, Schedule, Timing, cuda_clock
 from tlmatrix.check.finding import FindingsError
 from tlmatrix.distributed.entry import gathered
-from tlmatrix.distributed.pool import ProcessExecutor, executor_for
+from tlmatrix.distributed.executors import ProcessExecutor, executor_for
 from tlmatrix.distributed.rank_runner import Job, RankRunner, to_device
 from tlmatrix.problem import family_for
 from tlmatrix.problem.sharding import Sharding

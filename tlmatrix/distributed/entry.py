@@ -20,8 +20,8 @@ from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.memory import same_bits
 from tlmatrix.check.running import Results, SeveralRanks
 from tlmatrix.distributed.counters import EDGES, Counters
+from tlmatrix.distributed.executors import SimulatedExecutor, executor_for
 from tlmatrix.distributed.failures import CHECK
-from tlmatrix.distributed.pool import SimulatedExecutor, executor_for
 from tlmatrix.distributed.rank_runner import Job
 from tlmatrix.problem.model import InapplicableError
 from tlmatrix.problem.sharding import Sharding
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.distributed.pool import RankExecutor
+    from tlmatrix.distributed.executors import RankExecutor
     from tlmatrix.problem.model import Problem, Tensors
 
 
