@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import HashStore
 from tlmatrix.interpreter.coverage import Recorder
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.explain import LaunchLog
+from tlmatrix.interpreter.ranks.allocations import Memory
 from tlmatrix.interpreter.ranks.device import HostReads, answering, on_streams
 from tlmatrix.interpreter.ranks.groups import join_world, leave_world
 from tlmatrix.interpreter.ranks.streams import Stream, synchronize
-from tlmatrix.interpreter.ranks.symmetric import Memory
 from tlmatrix.interpreter.reports import declared_sequences, sanitizer_names
 from tlmatrix.interpreter.sync import settings
 from tlmatrix.interpreter.sync.accesses import Accesses
