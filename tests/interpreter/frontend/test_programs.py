@@ -1,12 +1,11 @@
 """`tlmatrix exec` runs a script written for a GPU, unchanged, on the CPU."""
 
 import textwrap
-from dataclasses import dataclass
 
 import pytest
 
 import preloaded_python
-from tlmatrix.cli import main
+from outside_project import command_line
 
 KERNEL = """
 import sys
@@ -27,32 +26,21 @@ def double(n):
 """
 
 
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def execute(tmp_path, monkeypatch, capsys):
+def execute(tmp_path, monkeypatch):
     """Run the kernel and a body as a script, in this process; what a shell would see of it."""
     monkeypatch.chdir(tmp_path)
 
-    def run(body, *arguments, options=()):
+    def run(body, *arguments, options=(), code=0):
         script = tmp_path / "script.py"
         script.write_text(KERNEL + textwrap.dedent(body))
-        try:
-            code = int(main(["exec", *options, str(script), *arguments]))
-        except SystemExit as stop:
-            code = stop.code
-        return Done(code, *capsys.readouterr())
+        return command_line("exec", *options, str(script), *arguments, code=code).out
 
     return run
 
 
 def test_cuda_tensors_kernels_arguments_and_assertions(execute):
-    done = execute(
+    out = execute(
         """
         n = int(sys.argv[1])
         x = torch.randn(n, device="cuda")
@@ -71,12 +59,11 @@ def test_cuda_tensors_kernels_arguments_and_assertions(execute):
         """,
         "100",
     )
-    assert done.returncode == 0, done.stderr
-    assert "device (100,) tlmatrix interpreter (sm_90a)" in done.stdout
+    assert "device (100,) tlmatrix interpreter (sm_90a)" in out
 
 
 def test_a_copy_to_the_host_is_a_copy(execute):
-    done = execute(
+    out = execute(
         """
         x = torch.ones(4, device="cuda")
         before = x.cpu()
@@ -86,11 +73,11 @@ def test_a_copy_to_the_host_is_a_copy(execute):
         print(before.tolist(), there.tolist())
         """
     )
-    assert "[1.0, 1.0, 1.0, 1.0] [6.0, 6.0, 6.0, 6.0]" in done.stdout, done.stderr
+    assert "[1.0, 1.0, 1.0, 1.0] [6.0, 6.0, 6.0, 6.0]" in out
 
 
 def test_operators_registered_with_torch_see_tensors_of_the_device(execute):
-    done = execute(
+    execute(
         """
         @torch.library.custom_op("tlm_programs::doubled", mutates_args=())
         def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -107,11 +94,10 @@ def test_operators_registered_with_torch_see_tensors_of_the_device(execute):
         assert x.grad.eq(3).all() and torch.ops.tlm_programs.doubled(x).eq(2).all()
         """
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_benchmarks_call_their_function_once_and_measure_nan(execute):
-    done = execute(
+    out = execute(
         """
         kernel = double(64)
         profiler = kernel.get_profiler()
@@ -125,20 +111,18 @@ def test_benchmarks_call_their_function_once_and_measure_nan(execute):
         print(times, f"{2 / times[0]:.2f} TFLOPS", len(calls))
         """
     )
-    assert done.returncode == 0, done.stderr
-    assert "[nan, nan, nan, nan, nan] nan TFLOPS 1" in done.stdout
-    assert done.stderr.count("there is no GPU to time") == 1
+    assert "[nan, nan, nan, nan, nan] nan TFLOPS 1" in out
+    assert out.count("there is no GPU to time") == 1
 
 
 def test_the_profiler_still_finds_a_wrong_kernel(execute):
-    done = execute("double(64).get_profiler().assert_allclose(lambda x: x * 3)")
-    assert done.returncode == 1
-    assert "AssertionError" in done.stderr
-    assert "commands" not in done.stderr
+    out = execute("double(64).get_profiler().assert_allclose(lambda x: x * 3)", code=1)
+    assert "AssertionError" in out
+    assert "commands" not in out
 
 
 def test_the_first_configuration_of_an_autotuned_kernel_stands_in(execute):
-    done = execute(
+    out = execute(
         """
         from tilelang.autotuner import AutoTuner
 
@@ -165,13 +149,12 @@ def test_the_first_configuration_of_an_autotuned_kernel_stands_in(execute):
         print(found.latency, found.config)
         """
     )
-    assert done.returncode == 0, done.stderr
-    assert "nan {'block': 32}" in done.stdout
-    assert "nan {'block': 16}" in done.stdout
+    assert "nan {'block': 32}" in out
+    assert "nan {'block': 16}" in out
 
 
 def test_the_device_claims_an_architecture_and_its_multiprocessors(execute):
-    done = execute(
+    out = execute(
         """
         from tilelang.carver.arch import driver
         from tilelang.contrib import nvcc
@@ -183,12 +166,11 @@ def test_the_device_claims_an_architecture_and_its_multiprocessors(execute):
         """,
         options=("--arch", "sm_80", "--sms", "3"),
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["(8, 0) 3 1", "3 True", "49152 167936", "8.0"]
+    assert out.splitlines() == ["(8, 0) 3 1", "3 True", "49152 167936", "8.0"]
 
 
 def test_streams_know_tensors_and_events(execute):
-    done = execute(
+    out = execute(
         """
         x = torch.ones(4, device="cuda")
         stream = torch.cuda.current_stream(x.device)
@@ -201,23 +183,22 @@ def test_streams_know_tensors_and_events(execute):
         print(doubled(x).sum().item())
         """
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "8.0\n"
+    assert out == "8.0\n"
 
 
 def test_cuda_graphs_are_refused_with_their_place_and_what_to_do(execute):
-    done = execute(
+    out = execute(
         """
         if not "interpreter" in torch.cuda.get_device_name():
             raise AssertionError
         graph = torch.cuda.CUDAGraph()  # HERE
-        """
+        """,
+        code=1,
     )
-    assert done.returncode == 1
-    assert "has no CUDA graphs: leave them out" in done.stderr
-    assert "called at" in done.stderr
-    assert "script.py:" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "has no CUDA graphs: leave them out" in out
+    assert "called at" in out
+    assert "script.py:" in out
+    assert "Traceback" not in out
 
 
 PADDED = """
@@ -236,18 +217,15 @@ PADDED = """
 
 
 def test_single_sanitizers_can_be_left_out_of_a_script(execute):
-    assert execute(PADDED, options=("--sanitize",)).returncode == 1
-    done = execute(PADDED, options=("--sanitize", "--without", "unwritten,lanes"))
-    assert done.returncode == 0, done.stderr
+    execute(PADDED, options=("--sanitize",), code=1)
+    execute(PADDED, options=("--sanitize", "--without", "unwritten,lanes"))
 
 
 def test_sanitizers_that_do_not_exist_cannot_be_left_out(execute):
-    done = execute(PADDED, options=("--sanitize", "--without", "unwriten"))
-    assert done.returncode == 2
-    assert "no sanitizer 'unwriten'; known: bounds," in done.stderr
-    done = execute(PADDED, options=("--without", "unwritten"))
-    assert done.returncode == 2
-    assert "--without needs --sanitize" in done.stderr
+    out = execute(PADDED, options=("--sanitize", "--without", "unwriten"), code=2)
+    assert "no sanitizer 'unwriten'; known: bounds," in out
+    out = execute(PADDED, options=("--without", "unwritten"), code=2)
+    assert "--without needs --sanitize" in out
 
 
 def test_sanitizers_can_watch_a_script(execute):
@@ -264,17 +242,16 @@ def test_sanitizers_can_watch_a_script(execute):
 
         unwritten()()
         """
-    assert execute(body).returncode == 0
-    done = execute(body, options=("--sanitize",))
-    assert done.returncode == 1
+    execute(body)
+    execute(body, options=("--sanitize",), code=1)
 
 
 def test_the_scripts_own_exit_code(execute):
-    assert execute("sys.exit(7)").returncode == 7
+    execute("sys.exit(7)", code=7)
 
 
 def test_what_is_not_modelled_is_one_line(execute):
-    done = execute(
+    out = execute(
         """
         @tilelang.jit
         def extern():
@@ -287,17 +264,16 @@ def test_what_is_not_modelled_is_one_line(execute):
             return main
 
         extern()
-        """
+        """,
+        code=1,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith("tlmatrix: the interpreter does not model the operation")
-    assert "my_device_function" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert out.startswith("tlmatrix: the interpreter does not model the operation")
+    assert "my_device_function" in out
+    assert "Traceback" not in out
 
 
-def test_a_script_that_is_not_there(capsys):
-    assert main(["exec", "nowhere.py"]) == 2
-    assert "no such script: nowhere.py" in capsys.readouterr().err
+def test_a_script_that_is_not_there():
+    assert "no such script: nowhere.py" in command_line("exec", "nowhere.py", code=2).out
 
 
 def test_as_a_command(tmp_path):
