@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tlmatrix.check.finding import Finding
 from tlmatrix.draft.attempts import Attempts, Limit, recorded_case, recorded_sizes
 
 OPERATOR = """
@@ -92,3 +93,21 @@ def test_a_case_of_a_draft_runs_once(drafts, tmp_path):
     attempts.case(drafts(), {"values": "large"})
     attempts.case(replace(drafts(), bounded=True), {"values": "large"})
     assert [values["values"] for values in ran] == ["normal", "large", "large"]
+
+
+def test_a_size_alone_is_as_recorded_if_smaller_ones_are_refused(drafts):
+    tried = []
+
+    def case(draft, _):
+        sizes = {name: draft.axes[name][0] for name in "mnk"}
+        tried.append(sizes)
+        fine = sizes["n"] >= 4096 and sizes["m"] >= 256
+        findings = [] if fine else [Finding("entry", "raises AssertionError", pattern="Assertion")]
+        status = "passed" if fine else "error"
+        return SimpleNamespace(status=status, findings=findings, seconds=1, values=sizes)
+
+    attempts = SimpleNamespace(case=case, limit=SimpleNamespace(left=30))
+    large = dict.fromkeys("mnk", 8192)
+    result = recorded_case(replace(drafts(), recorded=large), attempts)
+    assert result.values == {"m": 512, "n": 8192, "k": 512}
+    assert large not in tried

@@ -12,8 +12,8 @@ from tlmatrix.run.result import Status
 
 def conditions(accepts, cases):
     """The conditions found where the code under test takes the cases that `accepts` says."""
-    results = [SimpleNamespace(values=case, failed=not accepts(**case)) for case in cases]
-    return conditions_of(results, ["refused" if result.failed else "" for result in results])
+    results = [SimpleNamespace(values=case, status="passed", findings=()) for case in cases]
+    return conditions_of(results, ["" if accepts(**case) else "refused" for case in cases])
 
 
 def cases(*pairs):

@@ -21,6 +21,9 @@ def other(x):
 def right(x):
     return x.sum(3).sum(2).sum(1)
 
+def first(x):
+    return x[:, 0, 0, 0]
+
 def product(a, b):
     return a @ b
 
@@ -112,6 +115,15 @@ def test_of_several_references_the_first_with_which_a_case_passes_is_taken(draft
     trial = tried(drafts, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
     assert trial.draft.reference.target == "totals:right"
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_a_function_like_a_reference_that_agrees_by_chance_is_none(drafts, tmp_path):
+    """It does in sizes of 1, the first of code that is only traced."""
+    drafts.interface = drafts.interface.without_sizes()
+    drafts.references = [replace(named_reference("totals:first"), part=True)]
+    trial = tried(drafts, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    assert not trial.draft.complete
+    assert trial.refused.startswith("totals:first is no reference: out: ")
 
 
 @pytest.mark.parametrize("name", ["product", "precise"])

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.draft.calls import Call, Seen
 from tlmatrix.draft.narrowing import _explained, keep_recorded
-from tlmatrix.draft.sources import drafts_for
+from tlmatrix.draft.sources import drafts_for, drafts_of_calls
+from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.trial import tried
 from tlmatrix.draft.verdicts import Trial
 from tlmatrix.run.result import Status
@@ -15,6 +17,7 @@ from tlmatrix.spec.loader import load_spec
 
 OPERATOR = """
 import torch
+from tlmatrix.interpreter.errors import Unsupported
 
 def total(x):
     return x.sum((1, 2, 3))
@@ -79,6 +82,25 @@ def spread(x):
 
 def spread_reference(x):
     return x + x
+
+def wrong(x):
+    if x.shape[1] % 8:
+        raise ValueError("multiples of 8")
+    return x * 7
+
+def wrong_reference(x):
+    return x * 9
+
+def unknown(x):
+    if len(x) != 31:
+        raise ValueError("31 rows")
+    raise Unsupported("an operation")
+
+def cut(x):
+    return x.detach() * 11
+
+def cut_reference(x):
+    return x[:, : x.shape[1] // 8 * 8] * 11
 
 def nine(x, ids):
     return x[ids.long().clamp(max=8)]
@@ -234,3 +256,28 @@ def test_indices_of_other_sizes_are_those_of_the_calls_if_more_cases_pass(drafts
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert trial.left_out.startswith("drawn as recorded: ids from 0 to min(3, rows - 1): ")
     assert "rows" in trial.draft.fuzz["axes"]
+
+
+def test_sizes_that_are_refused_are_left_out_of_code_that_is_always_wrong(drafts, tmp_path):
+    wrong = drafts_for("totals:wrong", call="f(torch.randn(3, 64))")
+    trial = tried(wrong, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
+    assert [rule for rule, _ in trial.draft.constraints] == ["cols % 8 == 0"]
+    firsts = {each.findings[0].check for each in trial.results if each.values["values"] == "normal"}
+    assert firsts == {"numeric"}, trial.lines
+
+
+def test_sizes_of_which_results_have_another_shape_are_left_out_as_wrong(drafts, tmp_path):
+    """The reference drops the last columns."""
+    cut = drafts_for("totals:cut", call="f(torch.randn(3, 24))")
+    trial = tried(cut, tmp_path / "c.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert "has shape" in trial.wrong, trial.lines
+
+
+def test_a_recorded_case_that_is_not_modelled_is_kept_if_others_are_refused(drafts, tmp_path):
+    tensor = Seen((31,), "float32")
+    call = Call("totals:unknown", {"x": tensor}, {"0": tensor})
+    unknown = drafts_of_calls(target_of("totals:unknown"), [call])
+    trial = tried(unknown, tmp_path / "u.yaml", [tmp_path], tier="each", prove=False)
+    assert [str(result.status) for result in trial.results] == ["skipped"], trial.lines
+    assert load_spec(tmp_path / "u.yaml").axes["rows"] == (31,)

@@ -735,15 +735,51 @@ def reference(X):
 
 if __name__ == "__main__":
     x = torch.randn(5, 32, device="cuda")
-    torch.testing.assert_close(viewed(5)(x), reference(x))
+    torch.testing.assert_close(viewed(len(x))(x), reference(x))
 """
 
 
-def test_what_sanitizers_do_not_model_is_judged_without_them(repository):
-    (repository.folder / "views.py").write_text(VIEWED)
+SHARED = """
+            thread = T.get_thread_binding()
+            pair = T.alloc_local((2,), "float32")
+            flat = T.view(pair, (1, 2), "float32")
+            for j in T.serial(2):
+                pair[j] = X[row, thread * 2 + j]
+            for j in T.serial(2):
+                Y[row, thread * 2 + j] = flat[0, j] * 2
+"""
+COPIED = """
+            mine = T.alloc_shared((1, 32), "float32")
+            other = T.alloc_shared((1, 32), "float32")
+            T.copy(X[row, 0], mine)
+            T.cluster_sync()
+            T.copy_cluster(mine, other, dst_block=1 - T.block_rank_in_cluster())
+            T.cluster_sync()
+            for j in T.Parallel(32):
+                Y[row + 1 - 2 * T.block_rank_in_cluster(), j] = other[0, j] * 2
+            T.cluster_sync()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "kernel", "what"),
+    [
+        (SHARED, "T.Kernel(rows, threads=16)", "sanitizers of a view"),
+        (
+            COPIED,
+            "T.ClusterKernel(rows, threads=16, cluster_dims=2)",
+            "T.copy with dst_block under",
+        ),
+    ],
+)
+def test_what_sanitizers_do_not_model_is_judged_without_them(body, kernel, what, repository):
+    text = VIEWED.replace(SHARED.strip(), body.strip()).replace(
+        "T.Kernel(rows, threads=16)", kernel
+    )
+    (repository.folder / "views.py").write_text(text.replace("randn(5,", "randn(6,"))
     finished(repository, "record", "--trace-only", "views.py")
     out = finished(repository, "new", "views:viewed", "--calls", "calls.jsonl", "-o", "s.yaml")
-    assert "without sanitizers: the interpreter does not model sanitizers of a view" in out
+    assert f"without sanitizers: the interpreter does not model {what}" in out
     assert "checks: {without: [sanitizers]}" in (repository.folder / "s.yaml").read_text()
     assert "passed" in finished(repository, "run", "s.yaml", "-n", "0", "--no-fuzz")
 

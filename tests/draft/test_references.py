@@ -159,6 +159,11 @@ def test_of_two_sizes_a_number_is_that_of_its_name():
     assert call == {"x": "x", "N": "n", "k": 1024}
 
 
+def test_a_small_number_is_a_size_if_it_has_its_name():
+    call, _ = called(lambda x, B, n: x, {"B": [2], "n": [2]}, batch=(2,), rows=(2,))
+    assert call == {"x": "x", "B": "batch", "n": 2}
+
+
 def test_of_two_equal_numbers_the_second_is_another_size_if_there_is_one():
     call, _ = called(lambda x, m, n: x, {"m": [128], "n": [128]}, rows=(128,), cols=(256,))
     assert call == {"x": "x", "m": "rows", "n": "cols // 2"}

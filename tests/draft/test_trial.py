@@ -4,8 +4,9 @@ import math
 import time
 
 import pytest
+import torch
 
-from tlmatrix.draft.calls import Call, Seen
+from tlmatrix.draft.calls import Call, Comparison, Seen, seen_tensor
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.trial import tried
@@ -58,6 +59,12 @@ def shares(x):
 def shares_reference(x):
     return x.softmax(-1)
 
+def masked(x):
+    return x * 2
+
+def torch_masked(x):
+    raise NotImplementedError("not on a CPU")
+
 class Tiles:
     rows = 16
 
@@ -96,6 +103,16 @@ def test_a_function_with_the_name_of_a_reference_that_never_works_is_none(drafts
     assert trial.refused.startswith("totals:named_reference is no reference: reference error")
 
 
+def test_a_reference_of_a_test_that_never_works_here_is_none(drafts, tmp_path):
+    tensors, results = {"x": Seen((8, 5), "float32")}, {"0": Seen((8, 5), "float32")}
+    compared = (Comparison("0", "totals:torch_masked", {"x": "$x"}),)
+    call = Call("totals:masked", tensors, results, compared=compared)
+    masked = drafts_of_calls(target_of("totals:masked"), [call])
+    trial = tried(masked, tmp_path / "m.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert trial.refused.startswith("totals:torch_masked is no reference: reference error")
+
+
 def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp_path):
     """The reference makes a mask of them, in which a number that occurs twice counts once."""
     call = "f(torch.randn(9, 16), torch.rand(9, 16).argsort(1)[:, :5].int())"
@@ -104,6 +121,10 @@ def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert load_spec(tmp_path / "p.yaml").problem.inputs["ids"].distinct
     assert trial.draft.constraints == (("size3 <= cols", "ids has distinct numbers"),)
+    # So they do if rows are filled up with the size.
+    ids = torch.rand(9, 16).argsort(1).where(torch.arange(16) < torch.arange(9)[:, None], 16)
+    assert seen_tensor(ids).distinct
+    assert not seen_tensor(ids.clamp(min=4)).distinct
     # Two rows of two numbers differ by chance.
     few = drafts_for("totals:picked", call="f(torch.randn(2, 16), torch.tensor([[1, 2], [9, 3]]))")
     assert "distinct" not in few().inputs["ids"]

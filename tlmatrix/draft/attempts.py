@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sizes import BATCH, COUNT, holds
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.verdicts import OTHER_RESULTS, broken, passes, relax
+from tlmatrix.draft.verdicts import OTHER_RESULTS, broken, is_taken, passes, relax
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import load_spec
 from tlmatrix.spec.values import canonical
@@ -112,7 +112,7 @@ class Attempts:
 
 
 def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
-    """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
+    """The result of a case of the recorded sizes alone, or of smaller ones if they are taken.
 
     Checks use other sizes of the axes. None is tried that would take longer than is left.
 
@@ -120,19 +120,24 @@ def recorded_case(draft: Draft, attempts: Attempts) -> CaseResult:
         TimeoutError: the time ended before the case did.
     """
     rate = 0.0
-    for values in recorded_sizes(draft):
+    found: list[CaseResult] = []
+    for values in (*(smaller := recorded_sizes(draft)), *_with_one_recorded(draft)):
         steps = math.prod(value for value in values.values() if type(value) is int and value > 0)
         if rate and rate * steps > attempts.limit.left:
             break
+        if len(found) >= len(smaller) and any(map(is_taken, found)):
+            break
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
+        found.append(result)
         other = any(_WHATEVER_SIZE.search(finding.title) for finding in result.findings[:1])
         relaxed, _ = relax(draft, [result])
         skipped = str(result.status) == "skipped"
         if passes(result) or other or relaxed != draft or skipped:
-            break  # no other size changes that
-        rate = result.seconds / steps
-    return result
+            return result  # no other size changes that
+        refused = any(finding.check == "entry" for finding in result.findings[:1])
+        rate = 0.0 if refused else result.seconds / steps
+    return next(filter(is_taken, found), found[-1])
 
 
 def recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
@@ -160,6 +165,20 @@ def recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     found = [each for each in found if all(holds(rule, each) is not False for rule in rules)]
     first = [each for k, each in enumerate(found) if each not in (recorded, *found[:k])]
     return first if first and is_large(recorded) else [*first, recorded]
+
+
+def _with_one_recorded(draft: Draft) -> list[Mapping[str, Any]]:
+    """The recorded values of axes, of which all large ones but one are small.
+
+    Code may take one size in steps of several tiles.
+    """
+    smaller = [each for each in recorded_sizes(draft) if each != draft.recorded]
+    return [
+        {**small, name: draft.recorded[name]}
+        for small in (*smaller[:1], *smaller[-1:])
+        for name in small
+        if small[name] != draft.recorded[name]
+    ]
 
 
 def is_large(sizes: Mapping[str, Any]) -> bool:

@@ -24,6 +24,8 @@ MOST_VALUES = 4096
 """Most elements of an integer tensor whose values are kept."""
 MOST_CALLS = 64
 """Most different calls of a target that are kept."""
+BY_CHANCE = 3
+"""Most equal pairs that are expected of numbers which are distinct by chance."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Seen:
         values: of a small integer tensor, in order.
         limits: the least and the largest value of another integer tensor; of floating-point numbers
             of one sign that are not all equal, the powers of two (or 0) around them.
-        distinct: whether no number of a row of integers occurs twice but those below 0.
+        distinct: whether no number of a row of integers occurs twice but those that mark nothing.
     """
 
     shape: tuple[int, ...]
@@ -153,11 +155,20 @@ def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
 
 
 def _is_distinct(tensor: torch.Tensor) -> bool:
+    """Whether no number of a row occurs twice but those below 0, and the largest that fills rows.
+
+    The others would be equal by chance if they were not distinct.
+    """
     if tensor.ndim == 0:
         return False
     ordered = tensor.sort(-1).values
-    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    return not twice.any()
+    same, others = ordered[..., 1:] == ordered[..., :-1], ordered[..., 1:] >= 0
+    if not (same & others).any():
+        return True
+    most = int(tensor.max())
+    counts = ((tensor >= 0) & (tensor < most)).sum(-1).double()
+    pairs = float((counts * (counts - 1) / 2).sum()) / max(1, most)
+    return pairs > BY_CHANCE and not (same & others & (ordered[..., 1:] < most)).any()
 
 
 def _limits_of_sign(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from itertools import islice, permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sizes import WORD, holds
-from tlmatrix.draft.verdicts import sizes_in, why_refused
+from tlmatrix.draft.verdicts import is_taken, sizes_in, why_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ def conditions_of(results: Sequence[CaseResult], refused: Sequence[str]) -> list
     cases = [
         (sizes_in(result), why)
         for result, why in zip(results, refused, strict=True)
-        if why or not result.failed
+        if why or is_taken(result)
     ]
     if sum(not why for _, why in cases) < 2 or not any(why for _, why in cases):
         return []

@@ -11,7 +11,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.calls import Opaque, Seen
+from tlmatrix.draft.calls import BY_CHANCE, Opaque, Seen
 from tlmatrix.draft.sizes import Place, Relations, Size, relate
 from tlmatrix.draft.uses import Selection, Uses, merged
 from tlmatrix.exit_codes import UsageError
@@ -28,8 +28,6 @@ _HALVES = ("float16", "bfloat16")
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
 _TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
 SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
-_BY_CHANCE = 3
-"""Most equal pairs that are expected of numbers which are distinct by chance."""
 _ROWS: tuple[Size, ...] = ("rows", "cols")
 _ENDS: tuple[Size, ...] = ("batch + 1",)
 _DENSE = {
@@ -112,7 +110,7 @@ class Tensor:
         for each, (least, most) in zip(self.seen, self.limits, strict=False):
             row = each.shape[-1]
             pairs += math.prod(each.shape) * (row - 1) / 2 / (most - max(0, least) + 1 or 1)
-        return pairs > _BY_CHANCE
+        return pairs > BY_CHANCE
 
     def sizes(self, dim: int) -> tuple[int, ...]:
         """A dimension in each call."""

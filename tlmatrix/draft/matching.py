@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _RAISED = re.compile(r"\braise[sd] ")
 _NO_GRAPH = re.compile(r"backward through the graph a second time|does not require grad")
-_NOT_WATCHED = "does not model sanitizers of"
+_NOT_WATCHED = re.compile(r"does not model (sanitizers of|.* under sanitizers)")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
 
@@ -57,7 +57,7 @@ def untie(drafts: Drafts, attempts: Attempts) -> None:
 def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> CaseResult | None:
     """Take the first reference that agrees in a recorded case, and how it gives the outputs.
 
-    Returns the result of that case; None if none passes, or if a problem brings the reference.
+    Returns the result of that case, or of the recorded one if none agrees.
     Without a reference its values are not compared. A reference may refuse float64, return outputs
     in another order, or fewer of them. What the code under test updates, it may return as new
     tensors, or update its own arguments. If the code passes without gradients alone, the draft has
@@ -65,31 +65,38 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
     """
     guessed = any("between" in each for each in drafts().inputs.values())
 
-    def taken(own: Drafts, result: CaseResult, *why: str) -> CaseResult | None:
+    def taken(own: Drafts, result: CaseResult, *why: str) -> CaseResult:
         lines.extend(why)
         drafts.interface, drafts.adapted = own.interface, own.adapted
         drafts.found = own.found and replace(own.found, part=False)
-        return result if passes(result) else None
+        return result
 
+    def watched(own: Drafts) -> CaseResult:
+        """The result of a recorded case, without sanitizers if they are not modelled there."""
+        result = recorded_case(own(), attempts)
+        if _NOT_WATCHED.search(result.message):
+            lines.append(f"  without sanitizers: {result.message}")
+            drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
+            result = recorded_case(own(), attempts)
+        return result
+
+    recorded: CaseResult | None = None
     for found in drafts.references:
         own = drafts.changed(found=found)
         draft = own()
         if draft.problem:
             drafts.found = found
-            return None
+            break
         if not draft.complete:
             continue
         kept = drafts.found is found
-        first = recorded_case(draft, attempts)
+        first = watched(own)
         if raised(first, "reference", _RAISED):  # it may refuse float64
             other = drafts.changed(found=replace(found, same_dtype=True))
-            again = recorded_case(other(), attempts)
+            again = watched(other)
             if not raised(again, "reference", _RAISED):
                 own, first = other, again
-        if _NOT_WATCHED in first.message:
-            lines.append(f"  without sanitizers: {first.message}")
-            drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
-            first = recorded_case(draft := own(), attempts)
+        draft = own()
         for integer in (True, False):
             if agrees(first) or not draft.ranges_of(integer=integer):
                 continue
@@ -112,6 +119,7 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
             own = own.changed(found=own.found and replace(own.found, part=True))
         if kept:
             drafts.found = own.found
+            recorded = first
         if raised(first, "reference", _RAISED):
             continue  # however its results are compared
         other = own.changed(interface=own.interface.without_gradients())
@@ -133,10 +141,7 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
                 if scratch := ", ".join(sorted(other.interface.scratch)):
                     why += [f"  does not judge {scratch}, which the reference does not return"]
                 return taken(other, first, *why)
-    if (draft := drafts()).complete or not draft.runs:
-        return None
-    first = recorded_case(draft, attempts)
-    return first if passes(first) else None
+    return watched(drafts) if recorded is None and drafts().runs else recorded
 
 
 def _with_demands_of(other: Draft, draft: Draft) -> Draft:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.attempts import recorded_sizes
 from tlmatrix.draft.conditions import (
     conditions_of,
     distinguished,
@@ -18,6 +17,7 @@ from tlmatrix.draft.conditions import (
 from tlmatrix.draft.sizes import WORD, holds
 from tlmatrix.draft.verdicts import (
     VALUES,
+    is_taken,
     of_zeros,
     passes,
     ranges_line,
@@ -45,8 +45,14 @@ _LEAST_TRIED = 2
 """Such cases before a condition of two axes is believed."""
 
 
-def narrow(trial: Trial, attempts: Attempts) -> None:
-    """Narrow a draft in rounds, until all its cases are taken or the time ends."""
+def narrow(trial: Trial, attempts: Attempts, recorded: CaseResult | None) -> None:
+    """Narrow a draft in rounds, until all its cases are taken or the time ends.
+
+    Args:
+        trial: the draft.
+        attempts: runs cases.
+        recorded: the result of a recorded case, from which others differ if no other is taken.
+    """
     for _ in range(_ROUNDS):
         trial.results = attempts.cases(trial.draft)
         relaxed, lines = relax(trial.draft, trial.results)
@@ -55,7 +61,9 @@ def narrow(trial: Trial, attempts: Attempts) -> None:
             trial.lines += lines
             trial.results = attempts.cases(relaxed)
         _draw_as_recorded(trial, attempts)
-        base = _accepted(trial, attempts)
+        base = _accepted(trial, attempts, recorded)
+        if base is not None and not passes(base):  # nothing tells which sizes make it wrong
+            trial.draft = replace(trial.draft, multiples={})
         if base is None or not any(why_refused(trial.draft, each) for each in trial.results):
             return
         narrowed, lines = _narrowed(trial.draft, base, attempts)
@@ -94,7 +102,7 @@ def probe(trial: Trial, attempts: Attempts) -> None:
     ranges = {
         name: e["range"] if isinstance(e, dict) and "range" in e else e for name, e in axes.items()
     }
-    base = _accepted(trial, attempts) if ranges else None
+    base = _accepted(trial, attempts, None) if ranges else None
     for name, drawn in ranges.items():
         if base is None or not isinstance(drawn, str) or attempts.limit.left <= 0:
             continue
@@ -120,12 +128,15 @@ def probe(trial: Trial, attempts: Attempts) -> None:
 
 
 def keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
-    """Restrict the spec to a recorded case that passes, if refusals of others remain unexplained.
+    """Restrict the spec to a recorded case that is taken, if refusals of others remain unexplained.
 
-    Not if a case fails for another reason, which is a finding.
+    Not if a case fails for another reason, which is a finding. A recorded case that is not modelled
+    is kept, too: that is why nothing is judged.
     """
     draft, refusals = trial.draft, [refusal(each) for each in trial.results]
     if recorded is None or recorded.values.keys() != draft.axes.keys():
+        return
+    if not (is_taken(recorded) or str(recorded.status) == "skipped"):
         return
     if any(each.failed and not why for each, why in zip(trial.results, refusals, strict=True)):
         return
@@ -144,8 +155,8 @@ def has_case(draft: Draft, result: CaseResult, *, listed: bool = True) -> bool:
     return fine and all(holds(rule, numbers) is not False for rule, _ in draft.constraints)
 
 
-def _accepted(trial: Trial, attempts: Attempts) -> CaseResult | None:
-    """The fastest case that passes, or one of the recorded sizes; None if there is none."""
+def _accepted(trial: Trial, attempts: Attempts, recorded: CaseResult | None) -> CaseResult | None:
+    """The fastest case that passes, or the recorded one; without such one that is taken."""
     passed = [result for result in trial.results if passes(result)]
     # Values such as rows of zeros hide that others are wrong, as sizes of 1 do, which broadcast.
     passed.sort(key=lambda e: (not _is_normal(e.values), 1 in sizes_in(e).values(), e.seconds))
@@ -153,13 +164,14 @@ def _accepted(trial: Trial, attempts: Attempts) -> CaseResult | None:
         with suppress(TimeoutError):
             normal = attempts.case(trial.draft, {**passed[0].values, "values": "normal"})
             passed = [normal, *passed] if passes(normal) else passed
-    if passed or not trial.draft.recorded:
-        return next(iter(passed), None)
-    for values in recorded_sizes(trial.draft):
+    taken = [each for each in trial.results if is_taken(each)]
+    if not passed and recorded is not None:
+        own = {name: each for name, each in recorded.values.items() if name in trial.draft.axes}
         with suppress(TimeoutError):
-            if passes(result := attempts.case(trial.draft, values)):
-                return result
-    return None
+            same = own.keys() == trial.draft.axes.keys()
+            result = recorded if same else attempts.case(trial.draft, own)
+            taken[:0] = [result] * is_taken(result)
+    return next(iter([*passed, *taken]), None)
 
 
 def _is_normal(values: Mapping[str, Any]) -> bool:
@@ -172,8 +184,16 @@ def _narrowed(draft: Draft, base: CaseResult, attempts: Attempts) -> tuple[Draft
     Several axes are refused for a reason of one of them, so that each is varied alone.
     """
     narrowed, lines = draft, []
-    for name, values in load_spec(attempts.path).axes.items():
-        others = [value for value in values if canonical(value) != canonical(base.values[name])]
+    axes = load_spec(attempts.path).axes
+
+    def growth(name: str) -> float:
+        """How much larger its largest size is than the accepted one; time may end there."""
+        own = base.values[name]
+        sizes = [value for value in axes[name] if type(value) is int]
+        return max(sizes, default=0) / max(1, own) if type(own) is int else 1
+
+    for name in sorted(axes, key=growth):
+        others = [value for value in axes[name] if canonical(value) != canonical(base.values[name])]
         found = narrowed.constraints[len(draft.constraints) :]
         if any(name in WORD.findall(condition) for condition, _ in found):
             continue
@@ -199,7 +219,7 @@ def _explained(
     Further cases have sizes for which the conditions differ that fit, and for each left one that is
     to be refused and one that is not.
     """
-    judged = [each for each in results if passes(each) or why_refused(draft, each)]
+    judged = [each for each in results if is_taken(each) or why_refused(draft, each)]
     why = worst(why_refused(draft, each) for each in judged)
     conditions: list[str] = []
     tried: list[dict[str, Any]] = []
@@ -248,12 +268,15 @@ def _varied(
         allowed = (c for c in cases if all(holds(r, c) is not False for r, _ in draft.constraints))
         found.extend(attempts.case(draft, each) for each in allowed)
 
+    def taken() -> bool:
+        return not all(why_refused(draft, each, base) for each in found)
+
     with suppress(TimeoutError):
         run({name: value} for value in values)
-        if type(own) is not int or own < 1 or not values or any(map(passes, found)):
+        if type(own) is not int or own < 1 or not values or taken():
             return found
         run({name: factor * own} for factor in (2, 3))
-        if not any(map(passes, found)):
+        if not taken():
             equal = [n for n, v in base.values.items() if type(v) is int and v == own and n != name]
             run({name: 2 * own, other: 2 * own} for other in equal)
     return found

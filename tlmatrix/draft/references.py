@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.sizes import candidates
+from tlmatrix.draft.sizes import BATCH, candidates
 from tlmatrix.draft.slices import is_dtype
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.text import Reference, constant, written
@@ -183,10 +183,10 @@ def _written(
     if isinstance(value, str) and (value[:1] in ("", "$") or is_dtype(value)):
         return None
     varied = any(each not in (..., value) for each in column)
-    if varied or (type(value) is int and value > 2):
-        equal = [each for each, sizes in symbols.items() if _equal(column, sizes)]
-        if len(equal) > 1:
-            equal = [each for each in equal if alike(each, name)]
+    every = [each for each, sizes in symbols.items() if _equal(column, sizes)]
+    named = [e for e in every if alike(e, name) or (BATCH.search(e) and BATCH.search(name))]
+    if varied or (type(value) is int and (value > 2 or named)):
+        equal = named if len(every) > 1 or value in (1, 2) else every
         if not equal and varied:
             equal = [each for each, values in arguments.items() if _equal(column, values)]
         every = [*equal, *_derived(column, symbols)]

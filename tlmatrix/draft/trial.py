@@ -11,7 +11,7 @@ from tlmatrix.draft.attempts import Attempts, Limit
 from tlmatrix.draft.matching import match_reference, untie
 from tlmatrix.draft.narrowing import keep_recorded, narrow, probe
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.verdicts import NO_REFERENCE, Trial
+from tlmatrix.draft.verdicts import NO_REFERENCE, Trial, agrees
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.issues import SpecError
@@ -59,29 +59,25 @@ def tried(
             write_spec(trial.draft, path)
             trial.lines += _summary(trial.results, path)
             return trial
+        trial.draft, why = drafts(), ""
         if drafts.found is not None and drafts.found.part:
-            name = drafts.found.method or drafts.found.target
-            why = attempts.why or "none ended in time"
-            trial.lines.append(f"  {name} {NO_REFERENCE}: no recorded case passes: {why}")
-            drafts.found = next((each for each in drafts.references if not each.part), None)
-        trial.draft = drafts()
-        if not trial.draft.runs:
+            why = f"no recorded case passes: {attempts.why or 'none ended in time'}"
+        elif not trial.draft.runs:
             write_spec(trial.draft, path)
             return trial
-        with Runner() as runner, muted():  # the other keeps what it knows of other outputs
-            attempts = Attempts(path, tuple(roots), runner, tier, limit)
-            narrow(trial, attempts)
-            probe(trial, attempts)
-        found = drafts.found
-        if found is not None and not found.passed and trial.results:
-            firsts = [finding for result in trial.results for finding in result.findings[:1]]
-            if len(firsts) == len(trial.results) and all(f.check == "reference" for f in firsts):
-                # It has the name of a reference, and is none.
-                left = limit.left
-                others = drafts.changed(found=None, references=())
-                again = tried(others, path, roots, tier=tier, prove=prove, seconds=left)
-                again.lines.insert(0, f"  {found.target} {NO_REFERENCE}: {firsts[0].title}")
-                return again
+        else:
+            with Runner() as runner, muted():  # the other keeps what it knows of other outputs
+                attempts = Attempts(path, tuple(roots), runner, tier, limit)
+                narrow(trial, attempts, recorded)
+                probe(trial, attempts)
+            why = _why_refuted(drafts, trial.results, recorded)
+        if drafts.found is not None and why:
+            none = drafts.found
+            others = [e for e in drafts.references if not e.part and e.function != none.function]
+            drafts = drafts.changed(found=next(iter(others), None), references=others)
+            again = tried(drafts, path, roots, tier=tier, prove=prove, seconds=limit.left)
+            again.lines.insert(0, f"  {none.method or none.target} {NO_REFERENCE}: {why}")
+            return again
         keep_recorded(trial, recorded)
         write_spec(trial.draft, path)  # attempts wrote others
     except (SpecError, UsageError) as error:
@@ -94,6 +90,17 @@ def tried(
             lines = list(_proven(path, roots))
         trial.lines += lines
     return trial
+
+
+def _why_refuted(drafts: Drafts, results: Sequence[CaseResult], recorded: CaseResult | None) -> str:
+    """Why the function is no reference: it raises in all cases, or is a guess and seldom agrees."""
+    if drafts.interface.calls and recorded is not None and agrees(recorded):
+        return ""
+    firsts = [finding for result in results for finding in result.findings[:1]]
+    raises = len(firsts) == len(results) and all(f.check == "reference" for f in firsts)
+    own = [e for e in drafts.references if drafts.found and e.function == drafts.found.function]
+    differs = any(each.part for each in own) and 2 * sum(map(agrees, results)) < len(results)
+    return firsts[0].title if firsts and (raises or differs) else ""
 
 
 def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:

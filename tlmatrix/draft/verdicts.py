@@ -68,6 +68,12 @@ def passes(result: CaseResult) -> bool:
     return str(result.status) == "passed"
 
 
+def is_taken(result: CaseResult) -> bool:
+    """Whether the code under test and the reference take a case, if only to disagree."""
+    judged = str(result.status) in ("passed", "failed")
+    return judged and not refusal(result) and not _is_of_other_shape(result)
+
+
 def agrees(result: CaseResult) -> bool:
     """Whether the reference has the values of the code under test, whatever else is found."""
     judged = str(result.status) in ("passed", "failed")
@@ -160,12 +166,20 @@ def refusal(result: CaseResult) -> str:
     return ""
 
 
+def _is_of_other_shape(result: CaseResult) -> bool:
+    return any(OTHER_RESULTS.search(finding.title) for finding in result.findings[:1])
+
+
 def _wrong_outside(result: CaseResult, multiples: Mapping[str, int]) -> str:
-    """What is wrong with a case whose sizes are not like any recorded one; "" if it passed."""
+    """What is wrong with a case whose sizes are not like any recorded one; "" if it passed.
+
+    Of results of other shapes whatever the sizes.
+    """
+    steps = dict.fromkeys(result.values, 0) if _is_of_other_shape(result) else multiples
     outside = {
         name: result.values[name]
-        for name, step in multiples.items()
-        if type(result.values.get(name)) is int and result.values[name] % step  # type: ignore[operator]
+        for name, step in steps.items()
+        if type(result.values.get(name)) is int and (not step or result.values[name] % step)  # type: ignore[operator]
     }
     if not outside or not result.failed or not result.findings:
         return ""
