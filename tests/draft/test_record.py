@@ -8,6 +8,7 @@ import torch
 from outside_project import project
 from tlmatrix.draft.calls import alike, calls_of_definition, definition, read_calls
 from tlmatrix.draft.comparisons import Comparisons, Returned
+from tlmatrix.draft.slices import Slicer
 from tlmatrix.draft.targets import is_test_file
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.spec import load_spec
@@ -260,39 +261,42 @@ if __name__ == "__main__":
     assert "reference: gemm:ref_program" in text
 
 
-def test_a_name_and_a_tile_that_are_two_sizes_by_chance_are_one_size_and_none(repository):
-    """Of two equal dimensions the last has the factory's name; the reference takes the tile."""
+def test_sizes_and_tiles_that_are_equal_by_chance_are_two(repository):
+    """The last dimension is the same in all traces; the reference takes the tile."""
     kernel = """
 import tilelang
 import tilelang.language as T
 import torch
 
-@tilelang.jit(out_idx=[1])
-def scaled(n, block=64):
-    m = 64
-
+@tilelang.jit(out_idx=[2])
+def scaled(m, n, block=64):
     @T.prim_func
-    def main(x: T.Tensor((m, n), "float32"), y: T.Tensor((m, n), "float32")):
+    def main(
+        x: T.Tensor((m, n), "float32"),
+        z: T.Tensor((64,), "float32"),
+        y: T.Tensor((m, n), "float32"),
+    ):
         with T.Kernel(m, threads=64) as row:
             for i in T.Parallel(n):
-                y[row, i] = x[row, i] * block
+                y[row, i] = x[row, i] * block + z[0]
 
     return main
 
-def expected(x, block):
-    return x * block
+def expected(x, z, block):
+    return x * block + z[0]
 
 if __name__ == "__main__":
-    x = torch.randn(64, 64, device="cuda")
-    torch.testing.assert_close(scaled(64)(x), expected(x, 64))
+    x, z = torch.randn(64, 64, device="cuda"), torch.randn(64, device="cuda")
+    torch.testing.assert_close(scaled(64, 64)(x, z), expected(x, z, 64))
 """
     (repository.folder / "rows64.py").write_text(kernel)
     finished(repository, "record", "rows64.py")
     words = ("rows64:scaled", "--calls", "calls.jsonl", "-o", "r.yaml", "--no-run")
     assert repository.tlmatrix("new", *words).code == ExitCode.OK
     text = (repository.folder / "r.yaml").read_text()
-    assert "call: {x: x, block: 64}" in text
-    assert "x: {shape: [rows, n]" in text
+    assert "call: {x: x, z: z, block: 64}" in text
+    assert "x: {shape: [m, n]" in text
+    assert "z: {shape: [64]" in text
 
 
 def test_an_eager_kernel_that_is_compiled_ahead_is_recorded_as_its_function(repository):
@@ -829,6 +833,16 @@ def test_a_traced_run_goes_on_after_values_are_compared(repository):
     assert first.function == "tests.test_rows:expected"
     assert first.arguments == {"values": "$x", "factors": [0.5, 0.5]}
     assert "return values.sum(-1)" in second.source
+
+
+def test_a_conversion_that_changes_values_is_another_tensor():
+    """As of bytes that are packed."""
+    comparisons = Comparisons(lambda _: None, Slicer(lambda _: True, lambda _: ""), agree=True)
+    x, b = torch.randn(4), torch.tensor([-3, 5], dtype=torch.int8)
+    with comparisons.conversions:
+        made = {"x": x.half(), "rounded": x.int(), "b": b.int(), "bytes": b.to(torch.uint8)}
+    names = {name: comparisons._named(each, {"x": x, "b": b}) for name, each in made.items()}
+    assert names == {"x": "$x", "rounded": "", "b": "$b", "bytes": ""}
 
 
 def test_results_are_remembered_within_bounds():

@@ -43,6 +43,12 @@ def scaled(x):
 
 def scaled_ref(x, factor):
     return x * factor
+
+def plain(x):
+    return x
+
+def doubled(x):
+    return x * 2
 """
 
 
@@ -218,6 +224,18 @@ def test_a_function_is_one_reference_however_it_is_found(module, monkeypatch):
     )
     assert found.passed["factor"] == [3]
     assert not found.part
+
+
+def test_what_is_compared_itself_is_tried_before_what_is_computed_of_it(module):
+    target = target_of("cases_of_references:scaled")
+    one, other = (
+        Comparison("0", f"cases_of_references:{name}", {"x": "$x"}) for name in ("doubled", "plain")
+    )
+    call = Call(target.text, {"x": Seen((4,), "float32")}, {}, compared=(one, other))
+    found = [each.target for each in _compared(target, [replace(call, compared=(one, other))])]
+    guessed = (replace(one, guessed=True), other)
+    changed = [each.target for each in _compared(target, [replace(call, compared=guessed)])]
+    assert found == changed[::-1]
 
 
 def test_a_dtype_around_a_local_function_is_that_of_its_tensor():

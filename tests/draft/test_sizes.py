@@ -84,3 +84,18 @@ def test_lengths_of_offsets_are_of_no_other_dimension():
     columns = {("x", 0): (24,), ("x", 1): (3,), ("cu", 0): (3,)}
     found = related(columns, vectors=["cu"], offsets=["cu"])
     assert found.dims["cu", 0] == "bounds"
+
+
+def test_dimensions_that_are_equal_in_all_calls_have_one_expression():
+    columns = {("kv", 0): (256,), ("kv", 1): (128,), ("q", 0): (64,), ("scale", 0): (256,)}
+    found = related(columns, {("kv", 1): "dim", ("q", 0): "heads"})
+    assert found.dims["kv", 0] == found.dims["scale", 0] == "4 * heads"
+    assert [*found.guesses] == ["4 * heads"]
+
+
+def test_a_number_that_another_name_is_divided_by_is_not_its_size():
+    columns = {("q", 0): (16,), ("k", 0): (1,), ("ids", 0): (16,)}
+    names = {("q", 0): "heads", ("k", 0): "heads // groups", ("ids", 0): "16"}
+    found = related(columns, names, scalars={"groups": (16,)})
+    assert [*found.dims.values()] == ["heads", 16, "heads // groups"]
+    assert found.symbols == {"heads": (16,), "groups": (16,)}

@@ -164,7 +164,7 @@ def recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     rules = [rule for rule, _ in draft.constraints]
     found = [each for each in found if all(holds(rule, each) is not False for rule in rules)]
     first = [each for k, each in enumerate(found) if each not in (recorded, *found[:k])]
-    return first if first and is_large(recorded) else [*first, recorded]
+    return first if first and _is_large(recorded) else [*first, recorded]
 
 
 def _with_one_recorded(draft: Draft) -> list[Mapping[str, Any]]:
@@ -181,7 +181,7 @@ def _with_one_recorded(draft: Draft) -> list[Mapping[str, Any]]:
     ]
 
 
-def is_large(sizes: Mapping[str, Any]) -> bool:
+def _is_large(sizes: Mapping[str, Any]) -> bool:
     """Whether sizes are those of a product of large matrices."""
     numbers = sorted(value for value in sizes.values() if type(value) is int)
     return math.prod(numbers[-3:]) > _MOST_STEPS

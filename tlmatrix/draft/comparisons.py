@@ -139,6 +139,12 @@ class Conversions(TorchFunctionMode):
         return first
 
 
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a conversion between the dtypes of two tensors keeps values, but for rounding."""
+    kinds = ((e.is_floating_point(), e.dtype.is_signed) for e in (one, other))
+    return len({*kinds}) == 1
+
+
 def _is_large(args: Sequence[Any]) -> bool:
     """Whether an operation has large tensors."""
     given = tree_leaves(args)
@@ -340,7 +346,8 @@ class Comparisons:
         """An argument of a reference: `$name` for an argument of the call, or a constant."""
         if isinstance(value, torch.Tensor):
             root = self.conversions.root(value)
-            same = (n for n, each in arguments.items() if self.conversions.root(each) is root)
+            tensors = ((n, e) for n, e in arguments.items() if isinstance(e, torch.Tensor))
+            same = (n for n, e in tensors if self.conversions.root(e) is root and _alike(value, e))
             return next((f"${name}" for name in same), "")
         noted = seen(value)
         return noted if not isinstance(noted, Seen) else ""

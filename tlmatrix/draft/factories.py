@@ -53,12 +53,14 @@ def trace(target: Target) -> Interface:
 def traced_sizes(target: Target, call: Call) -> dict[str, str]:
     """The dimensions, as `Call.names`, that follow a size which a call of a factory passes.
 
-    Calls with M = N do not tell which of the two a dimension is; traces with other sizes do.
+    Calls with M = N do not tell which of the two a dimension is; traces with other sizes do. What
+    is the same in all of them is a number.
     """
     own = {each.name for each in target.parameters} - call.tensors.keys()
     given = {n: value for n, value in {**call.arguments, **call.construct}.items() if n in own}
+    tracer = _Tracer(target, given)
     try:
-        calls = in_fork(_Tracer(target, given).calls)
+        calls = in_fork(tracer.calls)
     except ForkError:  # as recorded it may need what a trace lacks
         return dict(_declared_dims(target))
     interface = interface_of(target, calls)
@@ -69,12 +71,16 @@ def traced_sizes(target: Target, call: Call) -> dict[str, str]:
         for name, value in {**each.construct, **(each.sizes or {})}.items()
         if value != first[name]
     }
-    return {
-        f"{each.name}.{dim}": size
-        for each in (*interface.tensors, *interface.results)
-        for dim, size in enumerate(each.shape)
-        if isinstance(size, str) and moved & Expression(size).names
-    }
+    still = {1, *(first.get(name) for name in {*tracer.free} - moved)}
+    found: dict[str, str] = {}
+    for each in (*interface.tensors, *interface.results):
+        for dim, size in enumerate(each.shape):
+            numbers = {*each.sizes(dim)}
+            if len(numbers) == 1 and not numbers & still:
+                found[f"{each.name}.{dim}"] = str(*numbers)
+            elif isinstance(size, str) and moved & Expression(size).names:
+                found[f"{each.name}.{dim}"] = size
+    return found
 
 
 def guesses(target: Target) -> list[Argument]:
@@ -172,7 +178,7 @@ class _Tracer:
     def _first(self) -> tuple[dict[str, Any], Any]:
         """Accepted values of the arguments, and the kernel."""
         values = {each.name: each.value for each in self._arguments} | dict(self._given)
-        free = [name for name in self._free() if name not in self._given]
+        free = [name for name in self.free if name not in self._given]
         try:
             return values, self._kernel(values)
         except Exception:
@@ -184,14 +190,15 @@ class _Tracer:
                     continue
             raise
 
-    def _free(self) -> list[str]:
+    @property
+    def free(self) -> list[str]:
         """The sizes that are passed, declared, or have no default."""
         declared = {*self._consts}  # of a tensor, also if one has the name of a tile
         sizes = [e for e in self._arguments if e.kind == "size" or e.name in declared]
         return [each.name for each in sizes if each.name in self._given or not each.default]
 
     def _changes(self, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for name in self._free():
+        for name in self.free:
             if type(values[name]) is int:
                 yield {name: 2 * values[name]}
                 yield {name: values[name] + 1}  # a quotient is rounded then

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from tlmatrix.draft.attempts import is_large, recorded_case
+from tlmatrix.draft.attempts import recorded_case
 from tlmatrix.draft.references import parameters_read
 from tlmatrix.draft.text import Draft
 from tlmatrix.draft.verdicts import (
@@ -19,7 +19,9 @@ from tlmatrix.draft.verdicts import (
     raised,
     ranges_line,
     relax,
+    sizes_in,
 )
+from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.model.calling import SKIPPED
 
 if TYPE_CHECKING:
@@ -36,19 +38,25 @@ _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
 
 
-def untie(drafts: Drafts, attempts: Attempts) -> None:
+def untie(drafts: Drafts, attempts: Attempts, recorded: CaseResult | None) -> None:
     """Give a dimension its own axis if code and reference agree where its expression is wrong.
 
     A size that is a product or a part of others in the recorded calls may be so by chance.
+
+    Args:
+        drafts: the drafts.
+        attempts: runs cases.
+        recorded: a recorded case; if it does not pass, nothing tells.
     """
-    for size, (name, column) in drafts.interface.guesses.items():
+    for size, (name, _) in drafts.interface.guesses.items():
         untied = drafts.changed(interface=drafts.interface.untied(size))
         draft = untied()
-        sizes = {n: each[0] for n, each in untied.interface.symbols.items() if each}
-        base = {n: each for n, each in sizes.items() if n in draft.axes}
-        others = (2 * column[0], max(1, column[0] // 2), column[0] + 1)
-        fine = name in draft.axes and draft.complete and not is_large(base)
-        if fine and any(passes(attempts.case(draft, base | {name: other})) for other in others):
+        others: tuple[int, ...] = ()
+        if recorded is not None and passes(recorded) and name in draft.axes and draft.complete:
+            own = int(Expression(size).evaluate(sizes_in(recorded)))
+            others = (2 * own, max(1, own // 2), own + 1)
+        base = {n: v for n, v in (recorded.values if recorded else {}).items() if n in draft.axes}
+        if any(passes(attempts.case(draft, base | {name: other})) for other in others):
             drafts.interface = untied.interface
         else:
             drafts.interface = drafts.interface.with_fact(size)

@@ -299,9 +299,10 @@ def _part_of(name: str, text: str) -> Found | None:
 
 def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
     """The functions whose results a target's were compared with, the most frequent first."""
-    every = [(e.function, e.source) for call in calls for e in call.compared if e.function]
-    whole = sorted(Counter(every).most_common(), key=lambda each: bool(each[0][1]))
-    for (name, text), _ in whole:
+    every = [(e.guessed, e.function, e.source) for c in calls for e in c.compared if e.function]
+    ways = Counter(sorted(every))  # of one found in two ways the surer
+    whole = sorted(ways.most_common(), key=lambda each: (each[0][0], bool(each[0][2])))
+    for name, text in dict.fromkeys(each[1:] for each, _ in whole):
         made = [
             next((e for e in call.compared if (e.function, e.source) == (name, text)), None)
             for call in calls

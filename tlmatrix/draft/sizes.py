@@ -65,7 +65,7 @@ def relate(
 
     Args:
         columns: the sizes of each dimension, those of results last.
-        names: dimensions in the code, such as `rows`, `batch + 1`, or `cols // 2` of scalars.
+        names: dimensions in the code, such as `rows`, `batch + 1`, `cols // 2` of scalars, or `64`.
         scalars: whole numbers that the calls pass by name.
         vectors: integer vectors, whose length is that of no product or part.
         offsets: integer vectors that may be offsets, whose length is that of no other tensor.
@@ -75,7 +75,12 @@ def relate(
     """
     dims: dict[Place, Size] = {}
     symbols: dict[str, Column] = {}
-    passed = {column: name for name, column in reversed([*scalars.items()]) if min(column) > 2}
+    parts = {w for text in names.values() if not NAME.fullmatch(text) for w in WORD.findall(text)}
+    passed = {
+        column: name
+        for name, column in reversed([*scalars.items()])
+        if min(column) > 2 and name not in parts  # else it is another size
+    }
 
     def follows(place: Place) -> bool:
         return place[0] in results or not NAME.fullmatch(names[place])
@@ -86,6 +91,9 @@ def relate(
             if place in columns and evaluated(text, {**scalars, **symbols}) == columns[place]:
                 dims[place] = text
                 symbols |= {name: scalars[name] for name in Expression(text).names & {*scalars}}
+            continue
+        if text.isdigit():
+            dims |= {place: int(text)} if {*columns.get(place, ())} == {int(text)} else {}
             continue
         name, _, more = text.partition(" + ")
         column = tuple(size - int(more or 0) for size in columns.get(place, ()))
@@ -110,15 +118,18 @@ def relate(
             beside = {size for (name, _), size in dims.items() if name == place[0]}
             known = {name: sizes for name, sizes in known.items() if name not in beside}
             # Of equal sizes, that of the same dimension of another tensor.
-            alike = {size for (_, dim), size in dims.items() if dim == place[1]}
-            known = {name: known[name] for name in sorted(known, key=lambda n: n not in alike)}
+            same = {size for (_, dim), size in dims.items() if dim == place[1]}
+            known = {name: known[name] for name in sorted(known, key=lambda n: n not in same)}
         known = known if tiles is None else {**scalars, **known}
         size: Size | None = 1 if {*column} == {1} else None
         if size is None and place[0] not in offsets:
             equal = next((name for name, sizes in known.items() if sizes == column), None)
             simple = equal is not None or single or (tiles is None and min(column) < 2)
             simple = simple or column in counts  # a number of vectors' elements, not of others
-            size = equal if simple else next(candidates(column, known, tiles=tiles), None)
+            alike = [each for other, each in dims.items() if columns[other] == column]
+            made = (e for e in alike if isinstance(e, str) and not e.isidentifier())
+            found = candidates(column, known, tiles=tiles)
+            size = equal if simple else next(made, None) or next(found, None)
         if size is None and (place[0] in results or tiles is not None):
             size = column[0]
         elif size is None:

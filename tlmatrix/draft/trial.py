@@ -53,7 +53,7 @@ def tried(
         with Runner() as runner, muted(), suppress(TimeoutError):
             attempts = Attempts(path, tuple(roots), runner, tier, Limit(seconds / 2))
             recorded = match_reference(drafts, attempts, trial.lines)
-            untie(drafts, attempts)
+            untie(drafts, attempts, recorded)
         if attempts.broken is not None:  # whatever it is called with
             trial.draft, trial.results = drafts(), [attempts.broken]
             write_spec(trial.draft, path)
