@@ -125,6 +125,11 @@ def test_sizes_that_no_condition_tells_leave_the_recorded_ones(drafts, tmp_path)
     assert late.left_out == "only the recorded sizes: raises ValueError"
     assert late.draft.axes["rows"] == (31,)
     assert not late.draft.fuzz
+    # So do the recorded ones of which no case ended in time, if all others are refused.
+    refused = [replace(recorded, findings=(why,), values={**recorded.values, "rows": 5})]
+    never = Trial(odd(), refused)
+    keep_recorded(never, None)
+    assert (never.results, never.draft.axes["rows"]) == ([], (31,))
     # Not if a case of other sizes is wrong.
     wrong = replace(recorded, status=Status.FAILED, findings=(Finding("numeric", "wrong"),))
     found = Trial(odd(), [*late.results, replace(recorded, findings=(why,)), wrong])

@@ -85,7 +85,6 @@ def test_calls_of_operators_and_factories_are_recorded_with_what_judged_them(rep
     (compared,) = of_operator[0].compared
     assert compared.function == "tests.test_rows:expected"
     assert compared.arguments == {"values": "$x"}
-    assert compared.rtol == 1e-4
     assert all(call.inner for call in calls["rows:row_sum_kernel"])
     assert [call.construct["cols"] for call in calls["rows:row_sum_kernel"][:1]] == [32]
 
@@ -780,12 +779,23 @@ def test_what_sanitizers_do_not_model_is_judged_without_them(body, kernel, what,
     text = VIEWED.replace(SHARED.strip(), body.strip()).replace(
         "T.Kernel(rows, threads=16)", kernel
     )
-    (repository.folder / "views.py").write_text(text.replace("randn(5,", "randn(6,"))
+    text = text.replace("randn(5,", "randn(6,")
+    (repository.folder / "views.py").write_text(text)
     finished(repository, "record", "--trace-only", "views.py")
     out = finished(repository, "new", "views:viewed", "--calls", "calls.jsonl", "-o", "s.yaml")
     assert f"without sanitizers: the interpreter does not model {what}" in out
     assert "checks: {without: [sanitizers]}" in (repository.folder / "s.yaml").read_text()
     assert "passed" in finished(repository, "run", "s.yaml", "-n", "0", "--no-fuzz")
+    # So is a kernel without a reference.
+    text = text.replace(
+        "torch.testing.assert_close(viewed(len(x))(x), reference(x))", "viewed(6)(x)"
+    )
+    (repository.folder / "views.py").write_text(text.replace("def reference", "def twice"))
+    (repository.folder / "calls.jsonl").unlink()
+    finished(repository, "record", "--trace-only", "views.py")
+    out = finished(repository, "new", "views:viewed", "--calls", "calls.jsonl", "-o", "t.yaml")
+    assert f"without sanitizers: the interpreter does not model {what}" in out
+    assert "{without: [numeric, sanitizers]}" in (repository.folder / "t.yaml").read_text()
 
 
 WRAPPED = """

@@ -159,6 +159,12 @@ def test_a_number_that_is_a_part_of_a_size_in_all_calls_follows_it():
     assert called(lambda x, n: x, {"n": [21]}, rows=(7,), cols=(64,))[0]["n"] == 21
 
 
+def test_the_scale_of_attention_follows_the_size_of_heads():
+    passed = {"scale": [64**-0.5], "eps": [0.25], "one": [1.0]}
+    call, _ = called(lambda x, scale, eps, one: x, passed, rows=(9,), dim=(64,), h=(16,), k=(16,))
+    assert call == {"x": "x", "scale": "dim ** -0.5", "eps": 0.25, "one": 1.0}
+
+
 def test_of_two_sizes_a_number_is_that_of_its_name():
     passed = {"N": [1024], "k": [1024]}
     call, _ = called(lambda x, N, k: x, passed, M=(1024,), n=(1024,))

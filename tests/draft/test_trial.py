@@ -65,6 +65,11 @@ def masked(x):
 def torch_masked(x):
     raise NotImplementedError("not on a CPU")
 
+def tall(x):
+    if len(x) % 8:
+        raise ValueError("multiples of 8")
+    return x * 13
+
 class Tiles:
     rows = 16
 
@@ -103,11 +108,13 @@ def test_a_function_with_the_name_of_a_reference_that_never_works_is_none(drafts
     assert trial.refused.startswith("totals:named_reference is no reference: reference error")
 
 
-def test_a_reference_of_a_test_that_never_works_here_is_none(drafts, tmp_path):
+@pytest.mark.parametrize("name", ["masked", "tall"])
+def test_a_reference_of_a_test_that_never_works_here_is_none(name, drafts, tmp_path):
+    """The code under test may refuse most sizes before it is called."""
     tensors, results = {"x": Seen((8, 5), "float32")}, {"0": Seen((8, 5), "float32")}
     compared = (Comparison("0", "totals:torch_masked", {"x": "$x"}),)
-    call = Call("totals:masked", tensors, results, compared=compared)
-    masked = drafts_of_calls(target_of("totals:masked"), [call])
+    call = Call(f"totals:{name}", tensors, results, compared=compared)
+    masked = drafts_of_calls(target_of(f"totals:{name}"), [call])
     trial = tried(masked, tmp_path / "m.yaml", [tmp_path], tier="each", prove=False)
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert trial.refused.startswith("totals:torch_masked is no reference: reference error")

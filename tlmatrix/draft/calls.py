@@ -79,8 +79,6 @@ class Comparison:
     function: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     construct: Mapping[str, Any] = field(default_factory=dict)
-    rtol: float | None = None
-    atol: float | None = None
     source: str = ""
     guessed: bool = False
 
@@ -115,7 +113,6 @@ class Call:
     compared: tuple[Comparison, ...] = ()
     inner: bool = False
     sizes: Mapping[str, int] | None = None
-    seconds: float = 0.0
 
     @property
     def tensors(self) -> dict[str, Seen]:

@@ -206,7 +206,7 @@ class Comparisons:
             size = results[0].tensor.numel()
             expected = [each.tensor for each in theirs if each.tensor.numel() == size]
             for tensor in expected[:1]:
-                self._note(results[0], results[0].tensor, tensor, {}, None, guessed=True)
+                self._note(results[0], results[0].tensor, tensor, None, guessed=True)
                 self._agree(one, other)
 
     def remember(self, made: Result | Returned, *, again: bool = True) -> None:
@@ -251,7 +251,7 @@ class Comparisons:
             places = [*((k, "") for k in range(len(args[:2]))), *((2, name) for name in named)]
             if len(values) > 1:
                 own = self._slicer.is_own(sys._getframe(1))  # noqa: SLF001
-                self.note(values[0], values[1], keywords, places if own else ())
+                self.note(values[0], values[1], places if own else ())
             return self.agree or original(*args, **keywords)
 
         return comparing
@@ -260,7 +260,6 @@ class Comparisons:
         self,
         one: object,
         other: object,
-        options: Mapping[str, Any],
         positions: Sequence[Position] = (),
     ) -> None:
         """Note a comparison if it is one of a result.
@@ -268,7 +267,6 @@ class Comparisons:
         Args:
             one: a value.
             other: the value that it is compared with.
-            options: arguments of the function that compares.
             positions: those of the two in the call of the program that compares them.
         """
         places = (*positions, None, None)
@@ -282,7 +280,7 @@ class Comparisons:
                 if found is None and place is places[1]:
                     self._note_origins(mine, theirs)
                 elif found is not None and self._source(theirs) is None:
-                    self._note(found, mine, theirs, options, place)
+                    self._note(found, mine, theirs, place)
 
     def _agree(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
         if self.agree and mine.shape == theirs.shape:
@@ -295,13 +293,12 @@ class Comparisons:
         found: Result,
         mine: torch.Tensor,
         theirs: torch.Tensor,
-        options: Mapping[str, Any],
         place: Position | None,
         *,
         guessed: bool = False,
     ) -> None:
         self._agree(mine, theirs)
-        for noted in self._compared(found, theirs, options, place):
+        for noted in self._compared(found, theirs, place):
             key = noted.function, noted.source
             if not {(*key, False), (*key, guessed)} & found.noted:
                 self._keep(replace(found.call, compared=(replace(noted, guessed=guessed),)))
@@ -311,7 +308,6 @@ class Comparisons:
         self,
         found: Result,
         theirs: torch.Tensor,
-        options: Mapping[str, Any],
         place: Position | None,
     ) -> Iterator[Comparison]:
         """The comparisons of a result: with what a function returned, and with a part of one."""
@@ -322,13 +318,12 @@ class Comparisons:
         def is_input(value: object) -> bool:
             return isinstance(value, torch.Tensor) and bool(self._named(value, found.arguments))
 
-        limits = options.get("rtol"), options.get("atol")
         chain = [*self.conversions.chain(theirs)]
         functions = (self._made.get(id(each)) for each in chain)
         by = next((made for made in functions if isinstance(made, Returned)), None)
         if by is not None:
             arguments, construct = named(by.arguments), named(by.construct)
-            yield Comparison(found.path, by.function, arguments, construct, *limits, by.source)
+            yield Comparison(found.path, by.function, arguments, construct, by.source)
             known = not any(isinstance(each, Opaque) or each == "" for each in arguments.values())
             if known and (by.source or "<locals>" not in by.function):
                 return
@@ -338,9 +333,9 @@ class Comparisons:
             part = None
         if part is not None:
             arguments = named(part.arguments)
-            yield Comparison(found.path, part.function, arguments, {}, *limits, part.source)
+            yield Comparison(found.path, part.function, arguments, {}, part.source)
         elif by is None:
-            yield Comparison(found.path, "", {}, {}, *limits)
+            yield Comparison(found.path, "", {}, {})
 
     def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
         """An argument of a reference: `$name` for an argument of the call, or a constant."""

@@ -80,13 +80,19 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
         return result
 
     def watched(own: Drafts) -> CaseResult:
-        """The result of a recorded case, without sanitizers if they are not modelled there."""
-        result = recorded_case(own(), attempts)
+        """The result of a recorded case, without what is not modelled or need not be right."""
+        result = recorded_case(draft := own(), attempts)
+        demanded, why = relax(draft, [result])
         if _NOT_WATCHED.search(result.message):
-            lines.append(f"  without sanitizers: {result.message}")
-            drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
-            result = recorded_case(own(), attempts)
-        return result
+            why = [f"  without sanitizers: {result.message}"]
+            demanded = draft.without_sanitizers()
+        if demanded == draft:
+            return result
+        lines.extend(why)
+        own.adapted = (*own.adapted, partial(_with_demands_of, demanded))
+        if own is not drafts:
+            drafts.adapted = (*drafts.adapted, own.adapted[-1])
+        return watched(own)
 
     recorded: CaseResult | None = None
     for found in drafts.references:
@@ -111,15 +117,11 @@ def match_reference(drafts: Drafts, attempts: Attempts, lines: list[str]) -> Cas
             if integer or found.part or of_zeros([first]):
                 ranged = partial(Draft.in_ranges, integer=integer)
                 other = own.changed(adapted=(*own.adapted, ranged))
-                if agrees(again := recorded_case(other(), attempts)):
+                if agrees(again := watched(other)):
                     lines.append(ranges_line(draft, first, integer=integer))
                     own, first, draft = other, again, other()
         if agrees(first):
-            relaxed, why = relax(draft, [first])
-            if relaxed != draft:
-                own.adapted = (*own.adapted, partial(_with_demands_of, relaxed))
-                first = recorded_case(own(), attempts)
-            return taken(own, first, *why)
+            return taken(own, first)
         if guessed and drafts.interface.calls and str(first.status) == "failed":
             # Such guesses may be why it disagrees.
             others = (each for each in drafts.references if each is not found)

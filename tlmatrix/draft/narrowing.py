@@ -131,19 +131,23 @@ def keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
     """Restrict the spec to a recorded case that is taken, if refusals of others remain unexplained.
 
     Not if a case fails for another reason, which is a finding. A recorded case that is not modelled
-    is kept, too: that is why nothing is judged.
+    is kept, too, as are the recorded sizes if no case of them ended in time and all others are
+    refused: that is why nothing is judged.
     """
     draft, refusals = trial.draft, [refusal(each) for each in trial.results]
-    if recorded is None or recorded.values.keys() != draft.axes.keys():
-        return
-    if not (is_taken(recorded) or str(recorded.status) == "skipped"):
-        return
     if any(each.failed and not why for each, why in zip(trial.results, refusals, strict=True)):
         return
     why = next(filter(None, refusals), "" if refusals else "no other case ended in time")
-    if why and has_case(draft, recorded, listed=False):
-        axes = {name: (recorded.values[name],) for name in draft.axes}
-        trial.draft, trial.results = replace(draft, axes=axes, fuzz={}), [recorded]
+    if recorded is None:
+        fine = bool(refusals) and all(refusals)
+        values = {**{name: each[0] for name, each in draft.axes.items()}, **draft.recorded}
+    else:
+        fine = is_taken(recorded) or str(recorded.status) == "skipped"
+        fine = fine and has_case(draft, recorded, listed=False)
+        values = dict(recorded.values)
+    if fine and why and values.keys() == draft.axes.keys():
+        trial.draft = replace(draft, axes={name: (values[name],) for name in draft.axes}, fuzz={})
+        trial.results = [] if recorded is None else [recorded]
         trial.lines.append(f"  only the recorded sizes: {why}")
 
 

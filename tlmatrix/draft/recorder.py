@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import threading
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from dis import opname
@@ -55,7 +54,6 @@ class _Open:
         self.code = code
         self.arguments = arguments
         self.seen = {name: seen(value) for name, value in arguments.items()}
-        self.start = time.perf_counter()
         self.launches: list[Launch] = []
         self.inner = 0
         self._tensors = {n: e for n, e in arguments.items() if isinstance(e, torch.Tensor)}
@@ -192,7 +190,7 @@ class Recorder:
         if _COMPARES.search(code.co_name):
             tensors = [each for each in arguments.values() if flattened(each)]
             if len(tensors) == 2:
-                self._comparisons.note(tensors[0], tensors[1], arguments)
+                self._comparisons.note(tensors[0], tensors[1])
         self._stack.append(_Open(code, arguments, clone=code in self._wanted))
 
     def _leave(self, opened: _Open, frame: FrameType, results: object) -> None:
@@ -355,7 +353,6 @@ class Recorder:
             names=names,
             uses=uses,
             inner=self._is_inside(),
-            seconds=time.perf_counter() - opened.start if opened else 0.0,
         )
         for path, tensor in (*results.items(), *((n, tensors[n]) for n in call.changed)):
             self._comparisons.remember(Result(tensor, call, path, arguments, set()))

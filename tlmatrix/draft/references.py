@@ -194,6 +194,11 @@ def _written(
         taken.update(equal)
         if equal or varied:
             return numbers.get(equal[0], equal[0]) if equal else None
+    if isinstance(value, float):
+        roots = {name: [n and n**-0.5 for n in sizes] for name, sizes in symbols.items()}
+        scales = [f"{name} ** -0.5" for name, found in roots.items() if _equal(column, found)]
+        if value < 1 and len(scales) == 1:
+            return scales[0]
     known = value is None or isinstance(value, bool | int | float | str)
     return constant(value) if known else None
 

@@ -97,10 +97,16 @@ def _why_refuted(drafts: Drafts, results: Sequence[CaseResult], recorded: CaseRe
     if drafts.interface.calls and recorded is not None and agrees(recorded):
         return ""
     firsts = [finding for result in results for finding in result.findings[:1]]
-    raises = len(firsts) == len(results) and all(f.check == "reference" for f in firsts)
+    checks = {finding.check for finding in firsts if len(firsts) == len(results)}
+    of_recorded = () if recorded is None else recorded.findings[:1]
+    raises = checks == {"reference"} or (
+        # Where it is called at all: the code under test refuses other sizes before.
+        checks <= {"reference", "entry"} and any(f.check == "reference" for f in of_recorded)
+    )
     own = [e for e in drafts.references if drafts.found and e.function == drafts.found.function]
     differs = any(each.part for each in own) and 2 * sum(map(agrees, results)) < len(results)
-    return firsts[0].title if firsts and (raises or differs) else ""
+    why = next((f.title for f in firsts if f.check == "reference"), "")
+    return (why or firsts[0].title) if firsts and (raises or differs) else ""
 
 
 def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:

@@ -184,9 +184,10 @@ class Harness:
         allowed there: the case's own side may read them.
         """
         backend = backend or self.backend
-        # A search that shrinks a case makes some of the spec's checks alone.
-        target = repr(backend.targeting(spec.architectures))
-        key = (spec.path, tuple(spec.checks), target, agreement)
+        # A search that shrinks a case makes some of the spec's checks alone; a trial of a draft
+        # writes its file again, with other results.
+        code = repr((backend.targeting(spec.architectures), spec.call, spec.returns))
+        key = (spec.path, tuple(spec.checks), code, agreement)
         if key not in self._bound:
             from tlmatrix.problem import family_for
 
