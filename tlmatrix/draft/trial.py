@@ -66,7 +66,7 @@ def tried(
             write_spec(trial.draft, path)
             return trial
         else:
-            with Runner() as runner, muted():  # the other keeps what it knows of other outputs
+            with Runner() as runner, muted():  # each checks once what one case does for all
                 attempts = Attempts(path, tuple(roots), runner, tier, limit)
                 narrow(trial, attempts, recorded)
                 probe(trial, attempts)
