@@ -272,6 +272,8 @@ def test_what_a_condition_proves_negative_counts_from_the_end():
         (lambda b, _i: b % 3 == 0, lambda b, i: b * 4 + i - 4, True),
         (lambda b, _i: b % 2 == 1, lambda b, i: b * 4 + i - 8, True),
         (lambda b, _i: b % 2 == 0, lambda b, i: b * 4 + i - 8, False),
+        (lambda b, i: i < b, lambda _b, i: i * 4 - 5, True),
+        (lambda b, i: i <= b, lambda _b, i: i * 4 - 5, False),
     ],
 )
 def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, index, proven):

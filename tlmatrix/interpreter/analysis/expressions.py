@@ -199,9 +199,10 @@ NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 def ranges_under(
     condition: Any, ranges: Mapping[ir.Var, Interval], *, holds: bool = True
 ) -> dict[ir.Var, Interval]:
-    """The ranges where a condition holds, or does not; of comparisons with a constant.
+    """The ranges where a condition holds, or does not.
 
-    They compare a variable, or the remainder of one that is divided by a constant.
+    It compares a variable with a constant or another variable, or the remainder of a variable
+    that is divided by a constant.
     """
     if isinstance(condition, ir.Not):
         return ranges_under(condition.a, ranges, holds=not holds)
@@ -212,37 +213,40 @@ def ranges_under(
     found = dict(ranges)
     if not isinstance(condition, ir.Compare):
         return found
-    var: ir.Expr = condition.a
-    limit, symbol = condition.b, condition.symbol
-    if isinstance(limit, ir.Var):
-        var, limit, symbol = limit, var, MIRRORED.get(symbol, "")
-    step = 1
-    if isinstance(var, (ir.FloorMod, ir.Mod)) and (divisor := number(var.b)):
-        var, step = var.a, int(divisor)
-    if not (isinstance(var, ir.Var) and isinstance(limit, ir.IntImm) and var in ranges):
-        return found
-    low, high = ranges[var]
-    n = limit.value
-    symbol = symbol if holds else NEGATED.get(symbol, "")
-    if step > 1:
-        if symbol == "==" and low >= 0:
-            found[var] = low + (n - low) % step, high - (high - n) % step
-        return found
+    symbol = condition.symbol if holds else NEGATED.get(condition.symbol, "")
+    sides = (condition.a, condition.b)
+    for var, limit, how in ((*sides, symbol), (*sides[::-1], MIRRORED.get(symbol, ""))):
+        n = limit.value if isinstance(limit, ir.IntImm) else None
+        if isinstance(var, ir.Var) and var in ranges:
+            if n is not None:
+                found[var] = _compared(ranges[var], how, (n, n))
+            elif isinstance(limit, ir.Var) and limit in ranges:
+                found[var] = _compared(ranges[var], how, ranges[limit])
+        elif isinstance(var, (ir.FloorMod, ir.Mod)) and n is not None and how == "==":
+            divided, step = var.a, int(number(var.b) or 0)
+            low, high = interval(divided, ranges)
+            if step > 1 and low >= 0 and isinstance(divided, ir.Var):
+                found[divided] = low + (n - low) % step, high - (high - n) % step
+    return found
+
+
+def _compared(mine: Interval, symbol: str, other: Interval) -> Interval:
+    """The part of an interval whose values may compare so with one of another."""
+    (low, high), (least, most) = mine, other
     match symbol:
         case "<":
-            high = min(high, n - 1)
+            high = min(high, most - 1)
         case "<=":
-            high = min(high, n)
+            high = min(high, most)
         case ">":
-            low = max(low, n + 1)
+            low = max(low, least + 1)
         case ">=":
-            low = max(low, n)
+            low = max(low, least)
         case "==":
-            low, high = max(low, n), min(high, n)
-        case "!=":
-            low, high = low + (low == n), high - (high == n)
-    found[var] = low, high
-    return found
+            low, high = max(low, least), min(high, most)
+        case "!=" if least == most:
+            low, high = low + (low == least), high - (high == least)
+    return low, high
 
 
 def is_negative_under(
