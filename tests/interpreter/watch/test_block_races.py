@@ -172,3 +172,44 @@ def test_the_last_block_to_count_may_reset_the_counter(resets, races, threads):
     with interpret(sanitize="races", on_report="keep") as run:
         counted()(torch.zeros(1, dtype=torch.int32))
     assert bool(run.reports) == races
+
+
+@pytest.mark.parametrize(
+    ("threads", "synchronizes", "shared", "message"),
+    [
+        (64, True, True, None),
+        (
+            64,
+            False,
+            True,
+            "P is stored by several warps, and nothing orders that before the atomic",
+        ),
+        (64, False, False, None),  # nothing reads what the block stores
+        (32, False, True, None),  # lanes of one warp run in step
+    ],
+)
+def test_stores_of_all_warps_before_one_thread_counts(threads, synchronizes, shared, message):
+    @jit_kernel(X="f32[4, 64]", P="f32[4, 64]", C="i32[1]", Y="f32[64]")
+    def counted(X, P, C, Y):
+        with T.Kernel(4, threads=threads) as block:
+            last = T.alloc_shared((1,), "int32")
+            t = T.get_thread_binding()
+            P[block, t] = X[block, t]
+            if synchronizes:
+                T.sync_threads()
+            if t == 0:
+                last[0] = T.atomic_add(C[0], 1, return_prev=True)
+            T.sync_threads()
+            if last[0] == 3:
+                Y[t] = P[0, t] + P[3, t] if shared else 1.0
+
+    with interpret(sanitize="races", on_report="keep") as run:
+        counted()(
+            torch.ones(4, 64),
+            torch.zeros(4, 64),
+            torch.zeros(1, dtype=torch.int32),
+            torch.zeros(64),
+        )
+    assert [each.message.startswith(message or "none") for each in run.reports] == [True] * bool(
+        message
+    )

@@ -364,6 +364,8 @@ _TENSOR_MEMORY = "shared.tmem"
 _COPY = "tl.tileop.copy"
 _LOWERED_COPIES = ("tl.tcgen05_ld", "tl.tcgen05_st")
 _FREE = ("tl.ptx_deallocate_tensor_memory", "tl.deallocate_tmem")
+_SETS = ("_ret_elem_op", "atomic_store_elem_op")
+"""Operations on flags: those whose old value is used, and stores."""
 _ORDERS_NOTHING = (
     "tl.tcgen05_before_thread_sync",
     "tl.tcgen05_after_thread_sync",
@@ -426,6 +428,59 @@ def early_free(statement: ir.Stmt, buffer: ir.Buffer) -> Fault:
         f"{buffer.name} in tensor memory is freed by the first warp at the end of the block, and "
         "nothing orders that after this copy by the other warps",
         "end the block with T.sync_threads()",
+    )
+
+
+class SetEarly:
+    """Looks in lowered code for flags that a warp sets before the stores of others are ordered.
+
+    Attributes:
+        faults: the stores, of memory that the kernel reads too.
+    """
+
+    def __init__(self, lowered: ir.Kernel, warps: Callable[[Any], int | None]) -> None:
+        """`warps`: in how many a condition holds for a thread; None if that is not known."""
+        self.faults: list[Fault] = []
+        self._warps = warps
+        self._open: dict[str, ir.Location | None] = {}
+        loads = (n for n in walk(lowered.body) if isinstance(n, ir.BufferLoad))
+        self._read = {n.buffer.data.name for n in loads} & {p.name for p in lowered.params}
+        self._visit(lowered.body, alone=False)
+
+    def _visit(self, node: Any, *, alone: bool) -> None:
+        """Go through a statement, which one warp executes alone or not."""
+        if isinstance(node, ir.IfThenElse):
+            found = self._warps(node.condition)
+            one = alone or (found is not None and found < 2)
+            self._visit(node.then_case, alone=one)
+            if node.else_case is not None:
+                self._visit(node.else_case, alone=alone)
+            return
+        inner = inner_statements(node)
+        for child in inner:
+            self._visit(child, alone=alone)
+        if inner:
+            return
+        calls = [each for each in walk(node) if isinstance(each, ir.Call)]
+        if any(map(orders_threads, calls)):
+            self._open.clear()
+        elif alone and any(call.op.endswith(_SETS) for call in calls):
+            self.faults += [set_early(name, where) for name, where in self._open.items()]
+            self._open.clear()
+        elif isinstance(node, ir.BufferStore) and not alone:
+            name = node.buffer.data.name
+            if name in self._read:
+                self._open[name] = node.location
+
+
+def set_early(name: str, location: ir.Location | None) -> Fault:
+    """The fault of stores that a flag does not cover."""
+    return Fault(
+        location,
+        name,
+        f"{name} is stored by several warps, and nothing orders that before the atomic by which "
+        "one thread tells other blocks",
+        "put T.sync_threads() before the atomic",
     )
 
 

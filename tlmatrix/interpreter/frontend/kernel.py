@@ -227,6 +227,11 @@ class InterpretedKernel(_Kernel):
         """Copies of tensor memory that nothing orders before its release."""
         return self._faults("tensor-memory", LoweredCode.frees_early)
 
+    @cached_property
+    def sets_early(self) -> tuple[Fault, ...]:
+        """Stores that nothing orders before the flag for other blocks."""
+        return self._faults("flags", LoweredCode.sets_early)
+
     def _faults(self, kind: str, find: Callable[[LoweredCode], list[Fault]]) -> tuple[Fault, ...]:
         """The faults of a kind in the lowered code; kept on disk."""
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tlmatrix.interpreter.analysis.ownership import (
     Fault,
+    SetEarly,
     conjuncts,
     early_free,
     is_freed_early,
@@ -180,8 +181,6 @@ def positions(func: Any, bases: list[Any]) -> frozenset[int]:
 # same holds for the barriers before the end of a block, where it frees tensor memory.
 
 _AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
-_NAMES = {"tx": 0, "ty": 1, "tz": 2}
-"""Of the variables that TileLang makes for the thread index."""
 _WARP = 32
 
 
@@ -218,6 +217,15 @@ class LoweredCode:
                     found.append(fault)
         return list({(f.location, f.buffer): f for f in reversed(found)}.values())[::-1]
 
+    def sets_early(self) -> list[Fault]:
+        """Stores of several warps that nothing orders before the flag that one of them sets."""
+        return [
+            fault
+            for kernel in self._kernels
+            if math.prod(_launched(kernel)) > _WARP
+            for fault in SetEarly(kernel, _Guards(kernel).warps).faults
+        ]
+
     def frees_early(self) -> list[Fault]:
         """The last copy of tensor memory, if the block frees that while other warps may copy."""
         copy = last_copy(self._traced)
@@ -246,10 +254,10 @@ class _Guards:
     def __init__(self, kernel: ir.Kernel) -> None:
         self._index = ThreadIndex(_launched(kernel))
         for node in walk(kernel.body):
-            if isinstance(node, ir.Var) and node.name in _NAMES:
-                number = ir.IntImm("int32", _NAMES[node.name])
+            if isinstance(node, ir.AttrStmt) and node.node in _AXES:
+                number = ir.IntImm("int32", _AXES[node.node])
                 call = ir.Call("int32", "tl.launch_thread_idx", (number,), {})
-                self._index.define(node, call)
+                self._index.define(node.node.var, call)
 
     def depends_on_thread(self, condition: Any) -> bool:
         """Whether a condition mentions the thread index."""

@@ -25,7 +25,7 @@ from .signature import LayoutError
 if TYPE_CHECKING:
     from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.ir.nodes import Location
-    from tlmatrix.interpreter.program import Program
+    from tlmatrix.interpreter.program import Program, Watch
     from tlmatrix.interpreter.sync.externs import BlockLaunch
 
     from .kernel import InterpretedKernel
@@ -78,6 +78,8 @@ def run_sanitized(
         reports += _faults("lanes", kernel.misplaced, program)
     if "races" in session.sanitizers and watch.copied_last:
         reports += _faults("races", kernel.frees_early, program)
+    if "races" in session.sanitizers and _hands_on(watch):
+        reports += _faults("races", kernel.sets_early, program)
     if "alignment" in session.sanitizers:
         reports += misaligned_arguments(kernel, values, symbols, program)
     try:
@@ -108,6 +110,12 @@ def run_sanitized(
                 again.append(copies.get(first, v))
             reports += _traced(kernel, session, execute(again, Tracer(), True), found)
     session.add(reports)
+
+
+def _hands_on(watch: Watch) -> bool:
+    """Whether blocks may read what others store before they set a flag."""
+    flags = any(site.orders and site.releases for site in watch.sites)
+    return flags and any({"read", "write"} <= actions for actions in watch.usage.values())
 
 
 def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) -> bool:
