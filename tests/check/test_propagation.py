@@ -132,6 +132,20 @@ def segments_by_tiles(x, lengths):
         start += length
     return torch.cat(parts)
 
+def pooled(x):
+    return torch.nn.functional.max_pool1d(x[None], 2, 1)[0]
+
+
+def pooled_numbers(x):
+    known = torch.where(x.isnan(), -torch.inf, x)
+    _, at = torch.nn.functional.max_pool1d(known[None], 2, 1, return_indices=True)
+    return x.gather(1, at[0])
+
+
+def pooled_of_the_row_before(x):
+    return pooled_numbers(x.roll(1, 0))
+
+
 def running(x, w):
     sums = []
     for row in range(len(x)):
@@ -215,6 +229,14 @@ def test_a_comparison_with_nan_may_go_either_way(found, more):
     assert found(ROWS, more=more, entry="gated_the_other_way", reference="gated") == []
     findings = found(ROWS, more=more, entry="gated_by_another_row", reference="gated")
     assert {finding.check for finding in findings} == {"propagation"}
+
+
+def test_the_gradient_of_a_selection_may_pass_over_a_nan(found):
+    many = f"{list(range(2, 50))}, values: [cancelling]"
+    text = ROWS.replace("[2, 3, 4, 5, 6, 7, 8, 9]", many).replace("float32", "float32, grad: true")
+    text = text.replace("[numeric, propagation]", "[numeric, gradients, propagation]")
+    assert found(text, more="", entry="pooled_numbers", reference="pooled") == []
+    assert found(text, more="", entry="pooled_of_the_row_before", reference="pooled")
 
 
 def test_by_default_nan_may_vanish_and_reach_other_rows_of_packed_tensors_alone(found):

@@ -30,6 +30,10 @@ _TRIES = 8
 _NOISE = 1e-9
 """Differences up to this part of a value are the rounding of float64 sums in another order."""
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_SELECTIONS = (
+    *("max", "amax", "argmax", "min", "amin", "argmin", "topk", "sort"),
+    *("max_pool2d_with_indices", "max_pool3d_with_indices"),
+)
 _MASK = -1e4
 """Scores below are masks."""
 _ROWS = ("batch", "sequence", "position")
@@ -248,12 +252,19 @@ class _AddedMasks(OperatorMode):  # type: ignore[no-untyped-call]
 
 
 class _OtherComparisons(OperatorMode):  # type: ignore[no-untyped-call]
-    """Takes the other answer of a comparison with NaN, as `not h > 0` does for `h <= 0`."""
+    """Takes the other answer of a comparison with NaN, as `not h > 0` does for `h <= 0`.
+
+    What selects an element, as max pooling does, passes over a NaN, as `if value > best` does.
+    """
 
     def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator, and turn what it says of NaN."""
-        result, args = call.result(), call.args
         name = call.name.rstrip("_")
+        if name in _SELECTIONS and call.args[0].is_floating_point():
+            least = torch.inf if name in ("argmin", "amin", "min") else -torch.inf
+            first = call.args[0].masked_fill(call.args[0].isnan(), least)
+            return call.func(first, *call.args[1:], **call.kwargs)
+        result, args = call.result(), call.args
         if name in _COMPARISONS and isinstance(result, torch.Tensor):
             for each in args[:2]:
                 if isinstance(each, torch.Tensor) and each.is_floating_point():
