@@ -176,6 +176,13 @@ def test_a_small_number_is_a_size_if_it_has_its_name():
     assert call == {"x": "x", "B": "batch", "n": 2}
 
 
+def test_a_tile_of_one_size_is_a_constant():
+    call, _ = called(lambda x, BLOCK, dim: x, {"BLOCK": [64], "dim": [64]}, rows=(9,), d=(64,))
+    assert call == {"x": "x", "BLOCK": 64, "dim": "d"}
+    call, _ = called(lambda x, BLOCK: x, {"BLOCK": [64, 32]}, rows=(9, 9), d=(64, 32))
+    assert call == {"x": "x", "BLOCK": "d"}
+
+
 def test_of_two_equal_numbers_the_second_is_another_size_if_there_is_one():
     call, _ = called(lambda x, m, n: x, {"m": [128], "n": [128]}, rows=(128,), cols=(256,))
     assert call == {"x": "x", "m": "rows", "n": "cols // 2"}

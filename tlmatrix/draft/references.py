@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.draft.interface import argument_kind
 from tlmatrix.draft.sizes import BATCH, candidates
 from tlmatrix.draft.slices import is_dtype
 from tlmatrix.draft.targets import syntax_tree
@@ -185,7 +186,8 @@ def _written(
     varied = any(each not in (..., value) for each in column)
     every = [each for each, sizes in symbols.items() if _equal(column, sizes)]
     named = [e for e in every if alike(e, name) or (BATCH.search(e) and BATCH.search(name))]
-    if varied or (type(value) is int and (value > 2 or named)):
+    tile = argument_kind(name, value, None) == "tile"  # a constant, though a size may be equal
+    if varied or (type(value) is int and (value > 2 or named) and not tile):
         equal = named if len(every) > 1 or value in (1, 2) else every
         if not equal and varied:
             equal = [each for each, values in arguments.items() if _equal(column, values)]
