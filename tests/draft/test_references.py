@@ -157,11 +157,12 @@ def test_a_number_that_is_a_part_of_a_size_in_all_calls_follows_it():
     )
     assert called(lambda x, n: x, {"n": [32]}, rows=(7,), cols=(64,))[0]["n"] == "cols // 2"
     assert called(lambda x, n: x, {"n": [21]}, rows=(7,), cols=(64,))[0]["n"] == 21
+    assert called(lambda x, n: x, {"n": [32]}, a=(32,), b=(32,), cols=(64,))[0]["n"] == 32
 
 
 def test_the_scale_of_attention_follows_the_size_of_heads():
     passed = {"scale": [64**-0.5], "eps": [0.25], "one": [1.0]}
-    call, _ = called(lambda x, scale, eps, one: x, passed, rows=(9,), dim=(64,), h=(16,), k=(16,))
+    call, _ = called(lambda x, scale, eps, one: x, passed, rows=(64,), dim=(64,), h=(16,), k=(16,))
     assert call == {"x": "x", "scale": "dim ** -0.5", "eps": 0.25, "one": 1.0}
 
 

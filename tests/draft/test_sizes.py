@@ -96,6 +96,7 @@ def test_dimensions_that_are_equal_in_all_calls_have_one_expression():
 def test_a_number_that_another_name_is_divided_by_is_not_its_size():
     columns = {("q", 0): (16,), ("k", 0): (1,), ("ids", 0): (16,)}
     names = {("q", 0): "heads", ("k", 0): "heads // groups", ("ids", 0): "16"}
-    found = related(columns, names, scalars={"groups": (16,)})
-    assert [*found.dims.values()] == ["heads", 16, "heads // groups"]
-    assert found.symbols == {"heads": (16,), "groups": (16,)}
+    for scalars in ({"groups": (16,)}, {"dim": (16,), "groups": (16,)}):
+        found = related(columns, names, scalars=scalars)
+        assert [*found.dims.values()] == ["heads", 16, "heads // groups"]
+        assert found.symbols == {"heads": (16,), **scalars}

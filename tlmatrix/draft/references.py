@@ -191,16 +191,18 @@ def _written(
         equal = named if len(every) > 1 or value in (1, 2) else every
         if not equal and varied:
             equal = [each for each, values in arguments.items() if _equal(column, values)]
-        every = [*equal, *_derived(column, symbols)]
-        equal = [each for each in every if each not in taken][:1] or every[:1]
+        # Of several equal sizes it may be one, and is no part of another.
+        found = [*equal, *(() if len(every) > 1 else _derived(column, symbols))]
+        equal = [each for each in found if each not in taken][:1] or found[:1]
         taken.update(equal)
         if equal or varied:
             return numbers.get(equal[0], equal[0]) if equal else None
     if isinstance(value, float):
         roots = {name: [n and n**-0.5 for n in sizes] for name, sizes in symbols.items()}
-        scales = [f"{name} ** -0.5" for name, found in roots.items() if _equal(column, found)]
+        scales = [name for name, found in roots.items() if _equal(column, found)]
+        scales = [name for name in scales if "d" in name.lower()] or scales  # of dimensions
         if value < 1 and len(scales) == 1:
-            return scales[0]
+            return f"{scales[0]} ** -0.5"
     known = value is None or isinstance(value, bool | int | float | str)
     return constant(value) if known else None
 

@@ -79,7 +79,7 @@ def relate(
     passed = {
         column: name
         for name, column in reversed([*scalars.items()])
-        if min(column) > 2 and name not in parts  # else it is another size
+        if min(column) > 2 and name not in parts  # of a trace, which tells sizes apart
     }
 
     def follows(place: Place) -> bool:
@@ -97,7 +97,7 @@ def relate(
             continue
         name, _, more = text.partition(" + ")
         column = tuple(size - int(more or 0) for size in columns.get(place, ()))
-        name = name if name in scalars else passed.get(column, name)
+        name = name if name in {*scalars, *parts} else passed.get(column, name)
         name = f"{name}_size" if name in taken else name
         if column and symbols.setdefault(name, column) == column:
             dims[place] = f"{name} + {more}" if more else name
