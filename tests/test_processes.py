@@ -66,10 +66,11 @@ def test_calls_share_a_fork_until_it_ends():
 
 
 @pytest.mark.parametrize(
-    ("pid", "runs"), [(os.getpid(), True), (2**22 + 1, False), ("", False), (None, False)]
+    ("pid", "runs"), [("own", True), (2**22 + 1, False), ("", False), (None, False)]
 )
 def test_a_context_is_shared_while_the_daemon_of_mps_runs(pid, runs, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     if pid is not None:
-        (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{pid}")
+        text = str(os.getpid() if pid == "own" else pid)
+        (tmp_path / "nvidia-cuda-mps-control.pid").write_text(text)
     assert shared_context.__wrapped__() is runs

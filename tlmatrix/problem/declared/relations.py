@@ -52,8 +52,8 @@ _SHARE = 1 / 8
 _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 """What is added to inputs by dtype: whole numbers about it are exact, and float32 has enough bits
 left for the results."""
-_SCALED = {torch.float16: 10, torch.bfloat16: 32, torch.float32: 32}
-"""Powers of two that inputs are scaled by: float32 holds their squares, and float16 does not."""
+_SCALED = {torch.float16: 10, torch.bfloat16: 20, torch.float32: 20}
+"""Powers of two that inputs are scaled by: float32 holds products of six, float16 not even two."""
 _LARGEST = 0.75
 """The share of the cases in which the largest inputs are scaled."""
 _ALIKE = 1e-3
