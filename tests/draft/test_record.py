@@ -713,6 +713,15 @@ def test_gradients_of_the_program_are_references(repository):
     finished(repository, "run", "s.yaml", "-n", "0")
 
 
+SHARED = """
+            thread = T.get_thread_binding()
+            pair = T.alloc_local((2,), "float32")
+            flat = T.view(pair, (1, 2), "float32")
+            for j in T.serial(2):
+                pair[j] = X[row, thread * 2 + j]
+            for j in T.serial(2):
+                Y[row, thread * 2 + j] = flat[0, j] * 2
+"""
 VIEWED = """
 import tilelang
 import tilelang.language as T
@@ -723,14 +732,7 @@ def viewed(rows):
     @T.prim_func
     def main(X: T.Tensor((rows, 32), "float32"), Y: T.Tensor((rows, 32), "float32")):
         with T.Kernel(rows, threads=16) as row:
-            thread = T.get_thread_binding()
-            pair = T.alloc_local((2,), "float32")
-            flat = T.view(pair, (1, 2), "float32")
-            for j in T.serial(2):
-                pair[j] = X[row, thread * 2 + j]
-            for j in T.serial(2):
-                Y[row, thread * 2 + j] = flat[0, j] * 2
-
+BODY
     return main
 
 def reference(X):
@@ -742,15 +744,6 @@ if __name__ == "__main__":
 """
 
 
-SHARED = """
-            thread = T.get_thread_binding()
-            pair = T.alloc_local((2,), "float32")
-            flat = T.view(pair, (1, 2), "float32")
-            for j in T.serial(2):
-                pair[j] = X[row, thread * 2 + j]
-            for j in T.serial(2):
-                Y[row, thread * 2 + j] = flat[0, j] * 2
-"""
 COPIED = """
             mine = T.alloc_shared((1, 32), "float32")
             other = T.alloc_shared((1, 32), "float32")
@@ -776,9 +769,7 @@ COPIED = """
     ],
 )
 def test_what_sanitizers_do_not_model_is_judged_without_them(body, kernel, what, repository):
-    text = VIEWED.replace(SHARED.strip(), body.strip()).replace(
-        "T.Kernel(rows, threads=16)", kernel
-    )
+    text = VIEWED.replace("BODY", body).replace("T.Kernel(rows, threads=16)", kernel)
     text = text.replace("randn(5,", "randn(6,")
     (repository.folder / "views.py").write_text(text)
     finished(repository, "record", "--trace-only", "views.py")

@@ -226,6 +226,22 @@ class Relation:
     control: Callable[[], Problem] | None = None
 
 
+def judged_alone(
+    name: str, problem: Problem, because: str, control: Callable[[], Problem] | None = None
+) -> Relation:
+    """The relation of another call whose results are checked against its own reference alone."""
+    judge = (0,) if problem.has_reference else ()
+    return Relation(
+        name,
+        "relations",
+        (problem,),
+        left=lambda _results: {},
+        judge=judge,
+        because=because,
+        control=control,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairRelation(Relation):
     """A relation whose expected results depend on the first results.

@@ -27,6 +27,7 @@ from tlmatrix.problem.model import (
     OtherOption,
     ReferenceFailedError,
     Relation,
+    judged_alone,
 )
 from tlmatrix.problem.relations import repeated
 from tlmatrix.problem.sharding import Sharding
@@ -267,12 +268,9 @@ def with_default_values(
             except (ExpressionError, SpecError, ValueError):
                 continue
             done.add(key)
-            yield Relation(
+            yield judged_alone(
                 "default_value",
-                "relations",
-                (other,),
-                left=lambda _results: {},
-                judge=(0,) if other.has_reference else (),
+                other,
                 because=f"called without {option}, which stands for {value}",
             )
 

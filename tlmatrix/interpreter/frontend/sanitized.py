@@ -78,7 +78,7 @@ def run_sanitized(
         reports += _faults("lanes", kernel.misplaced, program)
     if "races" in session.sanitizers and watch.copied_last:
         reports += _faults("races", kernel.frees_early, program)
-    if "races" in session.sanitizers and _hands_on(watch):
+    if "races" in session.sanitizers and _passes_data_by_flags(watch):
         reports += _faults("races", kernel.sets_early, program)
     if "alignment" in session.sanitizers:
         reports += misaligned_arguments(kernel, values, symbols, program)
@@ -112,8 +112,8 @@ def run_sanitized(
     session.add(reports)
 
 
-def _hands_on(watch: Watch) -> bool:
-    """Whether blocks may read what others store before they set a flag."""
+def _passes_data_by_flags(watch: Watch) -> bool:
+    """Whether a block may release a flag after it stored data that another block reads."""
     flags = any(site.orders and site.releases for site in watch.sites)
     return flags and any({"read", "write"} <= actions for actions in watch.usage.values())
 

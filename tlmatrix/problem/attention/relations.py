@@ -22,7 +22,7 @@ from tlmatrix.problem.attention.axes import CACHE_LAYOUTS, sink_kind
 from tlmatrix.problem.attention.inputs import generate_replacements, shape_of
 from tlmatrix.problem.attention.placement import packed
 from tlmatrix.problem.distributions import permutation, poison_scale, seeded_random
-from tlmatrix.problem.model import Relation
+from tlmatrix.problem.model import Relation, judged_alone
 from tlmatrix.problem.relations import balanced_lengths, repeated, untouched
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
 
@@ -498,12 +498,9 @@ def _without_mask(case: Attention) -> Relation | None:
     changed: dict[str, Any] = {f"lengths_{side}": lengths[side], "unmasked": side}
     operands = generate_replacements(replace(setting, **changed), setup.seed + 4, setup.device)
     without = case.changed(values, operands, **changed).problem()
-    return Relation(
+    return judged_alone(
         "without_mask",
-        "relations",
-        (replace(without, left_out=(f"mask_{side}",)),),
-        left=lambda _results: {},
-        judge=(0,),
+        replace(without, left_out=(f"mask_{side}",)),
         because=f"called without mask_{side}, so that all positions of that side are tokens",
     )
 

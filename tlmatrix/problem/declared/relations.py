@@ -27,7 +27,7 @@ from tlmatrix.problem.declared.inputs import (
     value_of,
 )
 from tlmatrix.problem.distributions import draw, generator, poison_scale, seeded_random
-from tlmatrix.problem.model import Relation
+from tlmatrix.problem.model import Relation, judged_alone
 from tlmatrix.problem.relations import balanced_lengths, repeated
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
 from tlmatrix.spec.model.spec import has_ranks
@@ -138,12 +138,9 @@ def _with_cancelling_parts(case: Declared) -> Iterator[Relation]:
         if not smaller:
             continue
         done |= {(name, size) for name in smaller}
-        yield Relation(
+        yield judged_alone(
             "cancelling_parts",
-            "relations",
-            (replace(signed, given_parts=smaller).problem(),),
-            left=lambda _results: {},
-            judge=(0,),
+            replace(signed, given_parts=smaller).problem(),
             because=f"the halves of {summed.input} along {summed.size} have opposite signs, so "
             f"that sums over {summed.size} cancel: are parts of them kept in 16 bits?",
             control=whole.problem,
@@ -263,12 +260,9 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
     judged = kept if stays else kept | moved
     outputs = {name: info for name, info in call.outputs.items() if name in judged}
     how = "changes no result" if stays else "moves results by it"
-    yield Relation(
+    yield judged_alone(
         "far_from_zero",
-        "relations",
-        (replace(call, outputs=outputs),),
-        left=lambda _results: {},
-        judge=(0,),
+        replace(call, outputs=outputs),
         because=f"{by} added to all of {first} {how}: are squares of large values subtracted, "
         "or exponentials of them added or divided?",
         control=near.problem,
@@ -333,12 +327,9 @@ def _scaled_call(
         moved = {n: errors[n] * (factors[n] or 0.0) + far.exact[n].double() for n in factors}
         return {name: each.to(far.infos[name].dtype) for name, each in moved.items()}
 
-    return Relation(
+    return judged_alone(
         "scaled_input",
-        "relations",
-        (replace(far.problem(), lowp=lowp),),
-        left=lambda _results: {},
-        judge=(0,),
+        replace(far.problem(), lowp=lowp),
         because=f"{words}, with which results stay or scale: is a value squared, converted or "
         "limited to fewer bits?",
         control=near.problem,
@@ -400,12 +391,9 @@ def _without_input(case: Declared) -> Iterator[Relation]:
         ):
             return
         mine = case.problem()
-        yield Relation(
+        yield judged_alone(
             "without_input",
-            "relations",
-            (replace(problem, names=mine.names, inputs=mine.inputs, absent=(name,)),),
-            left=lambda _results: {},
-            judge=(0,),
+            replace(problem, names=mine.names, inputs=mine.inputs, absent=(name,)),
             because=f"called without {name}, as the reference is",
         )
 

@@ -26,7 +26,7 @@ from tlmatrix.problem.distributions import (
     seeded_random,
 )
 from tlmatrix.problem.family import tile_sizes
-from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
+from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo, judged_alone
 from tlmatrix.problem.relations import repeated, untouched
 from tlmatrix.problem.relations.batch import inverse, select, singles, without
 from tlmatrix.problem.sharding import rank_indices
@@ -364,12 +364,9 @@ def _addend_opposed(case: Gemm) -> Iterator[Relation]:
     c = -case._exact_product.to(case.c.dtype)  # noqa: SLF001
     if not c.numel() or not bool(c.isfinite().all()):
         return
-    yield Relation(
+    yield judged_alone(
         "addend_opposed",
-        "relations",
-        (replace(case, c=c).problem(),),
-        left=lambda _results: {},
-        judge=(0,),
+        replace(case, c=c).problem(),
         because="c is minus the product, rounded to its dtype: the sum is what that left, unless "
         "the product is rounded, too, before c is added",
     )
