@@ -22,7 +22,7 @@ Values = tuple[Any, ...]
 
 _VALUES = ("normal", "large", "zero_rows", "rising", "shifted")
 _WITHOUT_TIES = ("normal", "large")
-_MOST_ELEMENTS = 1 << 24
+_MOST_ELEMENTS = 1 << 22
 """Most elements of a tensor of a draft: a case takes seconds."""
 _TILE = 64
 """The size of a tile if it is unknown."""
