@@ -57,7 +57,7 @@ cases = st.lists(st.integers(0, 10**6), min_size=8, max_size=8).map(
     lambda lengths: Case("x", {"lengths": lengths}, "fuzz")
 )
 print([case.id for case in generate_cases(cases, count=50, first=7)])
-explore(cases, lambda case: print(case.id), count=50, first=7)
+explore(cases, lambda case: print(case.id), count=400, first=7)
 """
     printed = [
         subprocess.run(

@@ -1,9 +1,9 @@
 """Generates cases with Hypothesis; the only module that depends on its engine.
 
 The same seed generates the same cases in every process; the ids of fuzz cases under pytest depend
-on that. By default Hypothesis also draws constants from the source of imported modules, and writes
-a folder `.hypothesis`; `_SeededProvider` does neither. Hypothesis does not shrink here:
-`tlmatrix.fuzz.shrink` works on the values of a case.
+on that. By default Hypothesis also draws constants from the source of imported modules, which it
+parses, and writes a folder `.hypothesis`; `_SeededProvider` does neither. Hypothesis does not
+shrink here: `tlmatrix.fuzz.shrink` works on the values of a case.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import target as hypothesis_target
 from hypothesis.errors import Unsatisfiable
-from hypothesis.internal.conjecture import junkdrawer
+from hypothesis.internal.conjecture import data, junkdrawer
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
 from tlmatrix.matrix.listed_cases import seed_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from random import Random
 
     from hypothesis.strategies import SearchStrategy
 
@@ -46,15 +47,21 @@ _OURS = f"{__name__}.{_SeededProvider.__name__}"
 AVAILABLE_PROVIDERS[_NAME] = _OURS
 
 
+def _draw_choice(choice_type: str, constraints: Any, *, random: Random) -> Any:  # noqa: ANN401
+    """One choice of a new prefix, for which Hypothesis takes its default provider."""
+    draws = data.ConjectureData(random=random, provider=_SeededProvider)
+    return getattr(draws.provider, f"draw_{choice_type}")(**constraints)
+
+
 @contextmanager
 def _replacing(name: str) -> Iterator[None]:
     """Replace a provider of Hypothesis by ours; only its default one optimizes target scores."""
-    before = AVAILABLE_PROVIDERS[name]
-    AVAILABLE_PROVIDERS[name] = _OURS
+    before, draw = AVAILABLE_PROVIDERS[name], data.draw_choice
+    AVAILABLE_PROVIDERS[name], data.draw_choice = _OURS, _draw_choice
     try:
         yield
     finally:
-        AVAILABLE_PROVIDERS[name] = before
+        AVAILABLE_PROVIDERS[name], data.draw_choice = before, draw
 
 
 @contextmanager
