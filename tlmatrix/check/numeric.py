@@ -73,10 +73,16 @@ def deviations(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation
     found = {}
     suspects = bounds.suspects(results)
     for name, got in results.items():
-        if name in suspects:
-            deviation = compare(got, bounds.reference[name], bounds.error_bound(name))
-            if deviation is not None:
-                found[name] = deviation
+        if name not in suspects:
+            continue
+        reference = bounds.reference[name]
+        compared = (compare(got, reference, bound) for bound in bounds.error_bounds(name))
+        deviation = None
+        for deviation in compared:
+            if deviation is None:
+                break
+        if deviation is not None:
+            found[name] = deviation
     return found
 
 

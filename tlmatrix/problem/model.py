@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from tlmatrix.spec.issues import Issue
@@ -115,6 +116,11 @@ class TensorInfo:
     carry into each element; `carried_spread` is the scale of these errors, about their root mean
     square. By default there are none.
 
+    `of_regions` gives the same of some regions alone, by a mask with an entry for each region of
+    the dims: for less work, `magnitude` is that of the reference elsewhere, and `spread` is 0, so
+    that an error bound from them is at most the own one. It needs a `magnitude` that is nowhere
+    below that of the reference.
+
     `undeclared` is whether a spec could declare the dtype and does not: it is that of the inputs.
     """
 
@@ -131,6 +137,7 @@ class TensorInfo:
     independent_errors: Literal["rows", "elements"] | None = None
     carried: Callable[[], torch.Tensor] | None = None
     carried_spread: Callable[[], torch.Tensor] | None = None
+    of_regions: Callable[[np.ndarray], TensorInfo] | None = None
     undeclared: bool = False
 
     @property

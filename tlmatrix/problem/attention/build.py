@@ -6,13 +6,14 @@ Most relations only replace tensors, so their problems share the `Structure` of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, repeat
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
@@ -182,6 +183,10 @@ class Attention:
     placement: int = 0
     """Seeds the placement of keys in a KV cache; relations change it to move pages."""
 
+    @cached_property
+    def _sized_parts(self) -> dict[frozenset[int], Solution]:
+        return {}
+
     @property
     def setup(self) -> CaseSetup:
         """The spec, axis values, seed and device."""
@@ -254,6 +259,13 @@ class Attention:
         """The float64 reference with the sizes of the terms summed into each element."""
         return self._solved(Precision(), sizes=True)
 
+    def _sized_of(self, sequences: frozenset[int]) -> Solution:
+        """The same of some sequences, and maybe others; elsewhere sizes are 0."""
+        if sequences not in self._sized_parts:
+            part = self._solved(Precision(), sizes=True, sequences=sequences)
+            self._sized_parts[sequences] = part
+        return self._sized_parts[sequences]
+
     @cached_property
     def low(self) -> Solution:
         """Attention at a kernel's precision: sums in float32, P and dS rounded to the dtype."""
@@ -261,13 +273,20 @@ class Attention:
         wide = store in (torch.float32, torch.float64)
         return self._solved(Precision(store if wide else torch.float32, store))
 
-    def _solved(self, precision: Precision, *, sizes: bool = False) -> Solution:
+    def _solved(
+        self,
+        precision: Precision,
+        *,
+        sizes: bool = False,
+        sequences: frozenset[int] | None = None,
+    ) -> Solution:
         """The reference in the shapes of the layout; with a KV cache, lse is [batch, heads]."""
         accelerated = self.structure.setup.accelerator is not None
+        solve = partial(attend, self.setting, sizes=sizes, sequences=sequences)
         if accelerated and multiplications(self.setting) >= _ON_ACCELERATOR:
-            solution = attend(self.setting, self._accelerated, precision, sizes=sizes).on_cpu()
+            solution = solve(self._accelerated, precision).on_cpu()
         else:
-            solution = attend(self.setting, self._wanted, precision, sizes=sizes)
+            solution = solve(self._wanted, precision)
         if self.setting.has_cache:
             solution.values["lse"] = solution.values["lse"].T.contiguous()
         return solution
@@ -375,11 +394,31 @@ class Attention:
         found = {"out": low["out"], "lse": low["lse"], "delta": delta.contiguous()}
         return dict(self._results({name: found[name] for name in saved}))
 
+    def _info_of_regions(self, info: TensorInfo, mask: np.ndarray) -> TensorInfo:
+        """See `TensorInfo.of_regions`."""
+        axis = info.dims.index(_sequences_of(info.dims) or info.dims[0])
+        others = tuple(each for each in range(mask.ndim) if each != axis)
+        sequences = frozenset(np.flatnonzero(mask.any(others)).tolist())
+        if info.name == "lse" or not sequences:
+            size = self.exact.values[info.name].abs()
+            size = torch.where(size.isinf(), 0.0, size) if info.name == "lse" else size
+            own = size, torch.zeros_like(size)
+        else:
+            part = self._sized_of(sequences)
+            size = self.exact.values[info.name].abs()
+            own = torch.maximum(part.magnitudes[info.name], size), part.spreads[info.name]
+        magnitude, spread = (self._sizes(info.name, each) for each in own)
+        zero = magnitude.new_zeros(())
+        return replace(
+            info, magnitude=lambda: magnitude, spread=lambda: spread, exponent=lambda: zero,
+            amplification=None, of_regions=None,
+        )  # fmt: skip
+
     def _info(self, name: str) -> TensorInfo:
         dtype = self.setting.dtype
         single = name in ("lse", "dsink")
         stored = {"lse": "float32", "dsink": self.setting.sink_dtype}.get(name, dtype)
-        return TensorInfo(
+        info = TensorInfo(
             name,
             self.structure.dims[name],
             torch_dtype(stored),
@@ -392,6 +431,9 @@ class Attention:
             independent=self._deltas_of_keys if name == "dk" else None,
             independent_errors=None if single else "rows",
         )
+        if _sequences_of(info.dims) is None:
+            return info
+        return replace(info, of_regions=partial(self._info_of_regions, info))
 
     def _deltas_of_keys(self) -> torch.Tensor:
         """The number of deltas that the rows of dk share in each sequence and kv head."""
@@ -451,6 +493,12 @@ class Attention:
             return largest
         largest = largest.view(setting.kv_heads, setting.groups).amax(1)
         return largest[:, None, None] if setting.layout == "bhsd" else largest[:, None]
+
+
+def _sequences_of(dims: Sequence[Dim]) -> Dim | None:
+    """The dimension with a region for each sequence, if there is one."""
+    own = (each for each in dims if "sequence" in (each.name, each.region_name))
+    return next(own, next((each for each in dims if each.name == "batch"), None))
 
 
 def cost(setting: Setting, *, backward: bool) -> Cost:

@@ -35,9 +35,14 @@ class Chunk:
     keys: int
 
     @property
+    def sequences(self) -> range:
+        """The sequences."""
+        return range(self.first, self.last)
+
+    @property
     def count(self) -> int:
         """Number of sequences."""
-        return self.last - self.first
+        return len(self.sequences)
 
     @property
     def rows(self) -> int:

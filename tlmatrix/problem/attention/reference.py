@@ -18,7 +18,7 @@ compare the results with SDPA, autograd through an independent formula, and grad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -92,17 +92,26 @@ class Solution:
 
 
 def attend(
-    setting: Setting, operands: Operands, precision: Precision, *, sizes: bool = False
+    setting: Setting,
+    operands: Operands,
+    precision: Precision,
+    *,
+    sizes: bool = False,
+    sequences: Collection[int] | None = None,
 ) -> Solution:
     """Compute out, lse and, with `do`, dq, dk, dv and dsink, in the shapes of the layout.
 
     With `sizes`, also magnitudes and spreads of all but lse: of P v for out; for gradients of their
     products, with |dS| from the magnitudes of dP and delta, before the two cancel.
+
+    With `sequences`, only of these sequences (entries of the batch) and a few beside them; results
+    of others are those of rows without keys, and sizes 0.
     """
     total = _Accumulator(setting, operands, precision, sizes=sizes)
     budget = _CHUNK.get(operands.q.device.type, _CHUNK["cpu"])
     for piece in pieces(setting, budget, operands.q.device):
-        total.add(piece)
+        if sequences is None or any(each in sequences for each in piece.chunk.sequences):
+            total.add(piece)
     return total.solution()
 
 
