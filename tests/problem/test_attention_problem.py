@@ -6,8 +6,10 @@ import pytest
 import torch
 from problem_cases import dense, make_problem, make_spec, packed, visible
 
+from tlmatrix.check.tolerance import ReferenceBounds, error_bound
 from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.axes import AxisError, Setting
+from tlmatrix.spec.model.spec import Tolerance
 
 
 def test_rows_of_dk_share_the_rounding_errors_of_the_queries_of_their_sequence():
@@ -183,3 +185,38 @@ def test_empty_batch_is_valid():
     assert found["dsink"].tolist() == [0.0]
     assert problem.names["max_seqlen_q"] == 0
     assert all(list(problem.relations(kind)) is not None for kind in ("isolation", "relations"))
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        packed([5, 0, 1, 70, 3], [5, 4, 1, 90, 1], groups=2, causal=True),
+        packed([1, 64], [1, 64], sink="normal", dtype="bfloat16"),
+        dense(33, batch=3, layout="bhsd", causal=True, window=3),
+        dense(1, 40, batch=2, layout="bshd", kv_heads=2),
+        {**packed([3, 1, 6], layout="padded"), "padding": "left"},
+    ],
+    ids=lambda values: values.get("layout", "packed"),
+)
+@pytest.mark.parametrize("distribution", ["normal", "cancelling", "large"])
+def test_bounds_of_some_regions_are_no_larger_than_the_own(values, distribution):
+    """They are compared first: what they accept, the error bound must accept."""
+    problem = make_problem({**values, "values": distribution})
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    pick = torch.Generator().manual_seed(1)
+    for name, info in problem.outputs.items():
+        if info.of_regions is None:
+            assert name == "dsink"
+            continue
+        reference, low = bounds.reference[name], bounds.lowp[name]
+        regions, allowance = bounds.regions(name), bounds.tolerance_of(name)
+        for part in (0.0, 0.3, 1.0):
+            mask = (torch.rand(regions.shape, generator=pick) < part).numpy()
+            lower = error_bound(
+                info.of_regions(mask), reference, low, allowance, regions, lower=True
+            )
+            for each in ("element", "region", "whole"):
+                most = getattr(bounds.error_bound(name), each) * (1 + 1e-6)
+                assert (getattr(lower, each) <= most).all(), (name, part, each)
+        everywhere = info.of_regions(regions.elements.bool().numpy())
+        if name != "lse":
+            assert torch.allclose(everywhere.magnitude(), info.magnitude(), rtol=1e-6)

@@ -148,7 +148,8 @@ class _Bias:
         groups = list(self._sums(values))
         significant = [sums.abs() > _SIGMAS * squares.sqrt() for sums, squares in groups]
         for squares_of in (self._squares_of_shared, self._squares_of_equal):
-            if not any(bool(each.any()) for each in significant):
+            # One wait for a GPU instead of three.
+            if not bool(torch.cat([each.flatten() for each in significant]).any()):
                 return None
             significant = [
                 mask & (sums.abs() > _SIGMAS * squares.sqrt())
