@@ -186,6 +186,7 @@ def test_empty_batch_is_valid():
     assert problem.names["max_seqlen_q"] == 0
     assert all(list(problem.relations(kind)) is not None for kind in ("isolation", "relations"))
 
+
 @pytest.mark.parametrize(
     "values",
     [
