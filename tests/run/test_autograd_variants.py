@@ -1,10 +1,12 @@
 """The determinism check calls differentiable entries through autograd in several ways."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from tlmatrix.check import determinism
-from tlmatrix.check.determinism import pick_autograd_variant
+from tlmatrix.check.determinism import pick_autograd_variant, pick_variant_of_ranks
 from tlmatrix.matrix import Case
 from tlmatrix.problem.model import AutogradVariant, Problem
 from tlmatrix.run import Status
@@ -308,6 +310,43 @@ def test_an_output_that_claims_a_gradient(run):
     assert "requires grad, but its gradient is 0" in finding.title
 
 
+SHARDS = "{x: &rows {dim: rows}, w: *rows, y: *rows}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "right", "variant", "tensor"),
+    [
+        ("assumes_strides", "right", VARIANTS["strided"], "dx"),
+        ("keeps", "saves", VARIANTS["changed"], "dx"),
+        ("needs_all", "right", VARIANTS["some"], "dw"),
+        ("claims", "marks", AutogradVariant("claimed"), "s"),
+        ("into_memory_of_its_own", "right", AutogradVariant("plain"), "y"),
+    ],
+)
+def test_variants_on_ranks(code_folder, monkeypatch, entry, right, variant, tensor):
+    def findings(entry, variant):
+        inference = variant is not None and variant.kind == "plain"
+        monkeypatch.setattr(determinism, "_OF_INFERENCE", 1 if inference else 1 << 64)
+        monkeypatch.setattr(
+            determinism, "pick_variant_of_ranks", lambda *_: None if inference else variant
+        )
+        text, shards = SPEC.format(entry=entry), SHARDS
+        if tensor == "s":
+            text = TWO.format(entry=entry, reference="with_sum", output="s")
+            shards = f"{SHARDS[:-1]}, s: {{dim: 0}}}}"
+        text = text.replace("{rows: [4]}", f"{{world: [2], rows: [4]}}\nshards: {shards}")
+        spec = parse_spec(text, code_folder / "ranks.yaml")
+        return Runner("interpreter").run(spec, Case("ranks", {"world": 2, "rows": 4})).findings
+
+    monkeypatch.setattr(determinism, "_OF_RANKS", 1)
+    assert findings(entry, None) == ()
+    assert findings(right, variant) == ()
+    finding = findings(entry, variant)[0]
+    assert finding.check == "determinism"
+    assert finding.tensor == tensor or tensor in finding.detail
+    assert str(variant) in finding.hint
+
+
 @pytest.mark.parametrize(
     ("entry", "check", "words"),
     [
@@ -348,3 +387,7 @@ def test_seeds_select_every_variant():
     subsets = {variant.requires for variant in picked if variant.kind == "some"}
     assert subsets >= {("k",), ("q",), ("v",)}
     assert ("k", "q", "v") not in subsets
+    of_ranks = [pick_variant_of_ranks(problem, seed) for seed in range(900)]
+    kinds = Counter(variant.kind for variant in of_ranks)
+    assert kinds.keys() == {*VARIANTS, "claimed", "absent"}
+    assert kinds["some"] > 450

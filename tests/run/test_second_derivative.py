@@ -96,6 +96,20 @@ def plain(x, w):
     return reference(x, w)
 
 
+class WithoutGraphOfRows(WithoutGraph):
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = (each.detach() for each in ctx.saved_tensors)
+        tanh = torch.tanh(x)
+        return dy.detach() * w * (1 - tanh * tanh), dy.detach() * tanh
+
+
+class RefusesOfRows(WithoutGraphOfRows):
+    backward = staticmethod(once_differentiable(WithoutGraphOfRows.backward))
+
+
+without_graph_of_rows = WithoutGraphOfRows.apply
+refuses_of_rows = RefusesOfRows.apply
 right = Right.apply
 refuses = Refuses.apply
 without_graph = WithoutGraph.apply
@@ -138,9 +152,26 @@ def test_a_wrong_second_derivative_is_a_finding(run, entry, words):
     assert "once_differentiable" in finding.hint
 
 
+def test_gradients_of_ranks_have_a_graph_or_refuse_it(code_folder):
+    def findings(entry):
+        text = SPEC.format(entry=entry, dtype="float32").replace(
+            "w: {shape: [8]", "w: {shape: [rows, 8]"
+        )
+        shards = "{x: &rows {dim: rows}, w: *rows, y: *rows}"
+        text = text.replace("{rows: [4]}", f"{{world: [2], rows: [4]}}\nshards: {shards}")
+        (result,) = results_of(text, code_folder / "ranks.yaml")
+        return result.findings
+
+    assert findings("plain") == findings("refuses_of_rows") == ()
+    (finding,) = findings("without_graph_of_rows")
+    assert finding.title.startswith("second_derivative: dx, dw without a graph")
+
+
 def test_one_case_of_a_spec_is_differentiated_twice(code_folder, monkeypatch):
     made = []
-    monkeypatch.setattr(execution, "check_second_derivative", lambda *given: made.append(given))
+    monkeypatch.setattr(
+        execution, "check_second_derivative", lambda *given, **_: made.append(given)
+    )
     text = SPEC.format(entry="plain", dtype="float32").replace("rows: [4]", "rows: [4, 5, 6]")
     results = results_of(text, code_folder / "three.yaml")
     assert {result.status for result in results} == {Status.PASSED}

@@ -152,7 +152,8 @@ class EntryOnRanks(SeveralRanks):
                 for answer in answers
             ]
             given = [job.calls[number].inputs for job in jobs]
-            results.append(gathered(problem, sharding, of_ranks, given))
+            absent = [answer.absent[number] for answer in answers if answer.absent]
+            results.append(gathered(problem, sharding, of_ranks, given, absent))
         findings = [(rank, each) for rank, answer in enumerate(answers) for each in answer.findings]
         return results, same_on_ranks(findings, len(jobs))
 
@@ -207,8 +208,9 @@ class Gathered(Results):
         returned: Sequence[Tensors],
         given: Sequence[Tensors],
         parts: Tensors,
+        absent: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(tensors, parts=parts)
+        super().__init__(tensors, absent, parts)
         self.copies = tuple(copies)
         self.returned = tuple(returned)
         self.given = tuple(given)
@@ -234,8 +236,16 @@ def gathered(
     sharding: Sharding,
     results: Sequence[Tensors],
     given: Sequence[Tensors] = (),
+    absent: Sequence[Mapping[str, str]] = (),
 ) -> Gathered:
-    """Gather whole results from the results of each rank; `given` are the ranks' inputs.
+    """Gather whole results from the results of each rank.
+
+    Args:
+        problem: of the call.
+        sharding: of the problem.
+        results: of each rank.
+        given: the ranks' inputs.
+        absent: the missing gradients of each rank; one is missing if every rank lacks it.
 
     Raises:
         FindingsError: a rank lacks a result, or returned another shape or dtype than its shard's.
@@ -262,7 +272,12 @@ def gathered(
             whole[name] = first
             for rank, each in enumerate(results):
                 copies[rank][name] = each[name]
-    return Gathered(whole, copies, results, given, parts)
+    missing = {
+        name: why
+        for name, why in (absent[0] if absent else {}).items()
+        if all(name in each for each in absent)
+    }
+    return Gathered(whole, copies, results, given, parts, missing)
 
 
 def _misfits(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.finding import Finding
+    from tlmatrix.check.running import Results
     from tlmatrix.distributed.counters import Counters
     from tlmatrix.problem.model import Problem
 
@@ -60,10 +61,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """The results of a rank, call by call, and the findings of its canaries."""
+    """The results of a rank, call by call, and the findings of its canaries.
+
+    `absent` are the missing gradients of each call, with the reasons (`Results.absent`).
+    """
 
     results: tuple[Mapping[str, torch.Tensor], ...]
     findings: tuple[Finding, ...] = field(default=())
+    absent: tuple[Mapping[str, str], ...] = field(default=())
 
 
 def to_device(job: Job, device: torch.device) -> Job:
@@ -131,7 +136,7 @@ class RankRunner:
         if job.counters is not None:
             self._observe(job, job.counters)
         held: dict[str, torch.Tensor] = {}
-        results, findings = [], []
+        results, findings, absent = [], [], []
         single = len(job.calls) == 1
         streams = self._streams(job)
         for number, (call, stream) in enumerate(zip(job.calls, streams, strict=True)):
@@ -144,17 +149,18 @@ class RankRunner:
                 if not single and not job.streams:
                     problem = _reuse_memory(problem, held)
                 found, guarded_findings = self._call(problem, job, wait=single)
-                if not single:
+                absent.append(found.absent)
+                results.append(
+                    found
+                    if single
                     # The next call may overwrite them. Simulated, `clone` would wait.
-                    found = {
-                        name: torch.empty_like(each).copy_(each) for name, each in found.items()
-                    }
-            results.append(found)
+                    else {name: torch.empty_like(each).copy_(each) for name, each in found.items()}
+                )
             findings += guarded_findings
         if not single:
             with wrapping_entry_errors():
                 self.binding.backend.synchronize()
-        return Answer(tuple(results), tuple(findings))
+        return Answer(tuple(results), tuple(findings), tuple(absent))
 
     def _streams(self, job: Job) -> Iterator[AbstractContextManager[object]]:
         """For each call the current stream or, with `job.streams`, one of its own.
@@ -276,9 +282,7 @@ class RankRunner:
             raise EntryError(error) from error
         return Answer(tuple(results))
 
-    def _call(
-        self, problem: Problem, job: Job, *, wait: bool
-    ) -> tuple[dict[str, torch.Tensor], list[Finding]]:
+    def _call(self, problem: Problem, job: Job, *, wait: bool) -> tuple[Results, list[Finding]]:
         with ExitStack() as stack:
             guards: Guards | None = None
             if job.poison is not None:

@@ -259,8 +259,9 @@ class Harness:
             problem = with_given_output(problem, output)
         if self.backend.device.type == "cuda" and not has_ranks(spec):
             problem = with_side_stream(problem)
-        if case.origin != "fuzz" and not has_ranks(spec):
+        if case.origin != "fuzz":
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
+        if case.origin != "fuzz" and not has_ranks(spec):
             done = self.shared_checks(spec).defaults
             problem = with_default_values(spec, case, problem, make, done)
         if spec.compile_axes and (self.backend.compiles or _is_turned(bound.binding)):
@@ -325,7 +326,7 @@ class Harness:
         if differentiable and problem.cotangents and "changed" not in done:
             names = changeable_inputs(problem, integers=spec.strict_autograd)
             problem = with_changed_inputs(problem, names, passed("changed"))
-        if self.backend.simulates_streams and due("streams"):
+        if self.backend.simulates_streams and not has_ranks(spec) and due("streams"):
             problem = with_two_streams(problem, passed("streams"))
         return problem
 

@@ -27,6 +27,7 @@ from tlmatrix.check.memory import SameMemory, as_row, extent_of, fill_poison
 from tlmatrix.check.running import Results, history_result
 from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.problem.model import InapplicableError
+from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -153,7 +154,8 @@ def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool,
     outputs = call.named(results)
     yield bool(wanted) and not without_grad
     if variant is not None and variant.kind == "second":
-        check_second_derivative(problem, outputs, wanted, leaves)
+        on_ranks = has_ranks(binding.spec)
+        check_second_derivative(problem, outputs, wanted, leaves, on_ranks=on_ranks)
         return Results({})
     if wanted and not without_grad:
         changed = variant.names if variant is not None and variant.kind == "changed" else ()
