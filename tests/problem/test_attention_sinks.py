@@ -17,6 +17,9 @@ def test_sink_kinds_have_their_values():
     assert drawn["absent"].tolist() == [float("-inf")] * 8
     assert drawn["faint"].tolist() == [-1e4] * 8
     assert drawn["dominant"].tolist() == [1e4] * 8
+    assert drawn["lowest"].tolist() == [torch.finfo(torch.float32).min] * 8
+    of_16_bits = problem_of("lowest", dtype="bfloat16", sink_dtype="same").inputs["sink"]
+    assert of_16_bits.tolist() == [torch.finfo(torch.bfloat16).min] * 8
     heads = drawn["mixed"].tolist()
     assert [heads[1:4], heads[5:8]] == [[float("-inf"), -1e4, 1e4]] * 2
     assert 5 <= drawn["strong"].min() < drawn["strong"].max() <= 16

@@ -42,6 +42,8 @@ SINKS = {
     "strong": "uniform in [5, 16]: most of the weight; reveals a logit in too few bits",
     "absent": "-inf: no sink; gives -inf minus -inf in rows that see no key",
     "faint": "-10000: no weight, but the lse of a row that sees no key",
+    "lowest": "the lowest finite number of its dtype: overflows where a scale divides it, and is "
+    "still the lse of a row that sees no key",
     "dominant": "10000: all of the weight; exp overflows if the maximum leaves it out",
     "mixed": "normal or strong, absent, faint and dominant, one head after another: reveals a sink "
     "of the wrong head",

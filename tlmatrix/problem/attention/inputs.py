@@ -91,8 +91,11 @@ def generate_sink(
     strong = torch.rand(heads, generator=source) * (high - low) + low
     usual = "strong" if bool(torch.rand((), generator=source) < 0.5) else "normal"
     kinds = _MIXED if name == "mixed" else (name,)
+    lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
     for head, each in enumerate(islice(cycle(kinds), heads)):
-        if each in _FAR:
+        if each == "lowest":
+            sink[head] = lowest
+        elif each in _FAR:
             sink[head] = _FAR[each]
         elif "strong" in (each, usual if each == "usual" else ""):
             sink[head] = strong[head]
