@@ -442,3 +442,29 @@ def test_a_store_that_may_still_read_names_its_wait(wait):
         )
         assert report.hint == "wait until the TMA store has read its source: T.tma_store_wait()"
         assert report.other.by == "the TMA store issued by threads 0..127"
+
+
+@jit_kernel(X="f16[3, 128]", Y="f16[3, 128]", out_idx=[-1], threads=64)
+def waits_for_too_few(X, Y, left):
+    s = T.alloc_shared((3, 128), "float16")
+    for row in T.unroll(3):
+        T.async_copy(X[row, :], s[row, :])
+    T.ptx_wait_group(left)
+    T.sync_threads()
+    T.copy(s[0, :], Y[0, :])
+    T.ptx_wait_group(0)
+    T.sync_threads()
+    T.copy(s[1:3, :], Y[1:3, :])
+
+
+def test_the_hint_counts_the_groups_that_may_be_in_flight():
+    with interpret(sanitize="races", on_report="keep") as run:
+        waits_for_too_few(2)(torch.zeros(3, 128).half())
+    assert run.reports == []
+    with interpret(sanitize="races", on_report="keep") as run:
+        waits_for_too_few(3)(torch.zeros(3, 128).half())
+    (report,) = run.reports
+    assert report.hint == (
+        "wait until the cp.async is done: T.ptx_wait_group(2) (or fewer: 2 groups were committed "
+        "after its own)"
+    )

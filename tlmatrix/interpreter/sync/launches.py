@@ -360,7 +360,8 @@ class Launch(Scheduler):
             hint = f"T.fence_proxy_async() in {old.by}, before the barrier that orders the two"
         else:
             text = f"{new} {element}, and nothing orders this after {old} {same}"
-            hint = old.remedy(new)
+            since = [role.groups_since(old) for role in block.roles]
+            hint = old.remedy(new, next((each for each in since if each is not None), 0))
         report = Report(
             "races", self.kernel, *place, name, index, block.index, text, party, hint=hint
         )

@@ -19,10 +19,11 @@ Box = tuple[tuple[int, int], ...]
 _MBARRIER = "T.mbarrier_wait_parity() of the mbarrier that it arrives at"
 _WAITS = {
     "TMA store": "T.tma_store_wait()",
-    "cp.async": "T.ptx_wait_group(0)",
-    "wgmma": "T.wait_wgmma(0)",
+    "cp.async": "T.ptx_wait_group({since})",
+    "wgmma": "T.wait_wgmma({since})",
 }
-"""The waits of the issuing threads for asynchronous work; other work arrives at an mbarrier."""
+"""The waits of the issuing threads for asynchronous work, of which `since` later groups may be in
+flight; other work arrives at an mbarrier."""
 _MANY = 1 << 20
 """Elements of a buffer above which its indices are sorted, rather than marked in an array."""
 
@@ -67,10 +68,11 @@ class RegionAccess:
         verb = "write" if self.write else "read"
         return f"{self.what} {verb}" if self.what.startswith("threads") else f"{self.what} {verb}s"
 
-    def remedy(self, later: RegionAccess) -> str:
-        """What orders a later access after this one."""
+    def remedy(self, later: RegionAccess, since: int = 0) -> str:
+        """What orders a later access after this one; `since` groups were committed after it."""
+        own_wait = _WAITS.get(self.kind, "").format(since=since)
         if self.unordered and self.by == later.by:
-            first = f"{_WAITS.get(self.kind, 'a wait')}, then " if self.kind else ""
+            first = f"{own_wait or 'a wait'}, then " if self.kind else ""
             return (
                 f"{first}T.sync_threads(ID, COUNT) of {self.by}: one warp may be ahead of another, "
                 "and TileLang adds no barrier under tl.disable_thread_storage_sync"
@@ -81,11 +83,14 @@ class RegionAccess:
                 "T.mbarrier_wait_parity() here, or a barrier of both"
             )
         stored = self.kind == "TMA store" and self.write
-        wait = "T.tma_store_wait(0, read=False)" if stored else _WAITS.get(self.kind, _MBARRIER)
+        wait = "T.tma_store_wait(0, read=False)" if stored else own_wait or _MBARRIER
         if wait is _MBARRIER:
             return f"{later.by} must wait until the {self.kind} is complete: {wait}"
         done = "has written" if stored else "has read its source" if not self.write else "is done"
         text = f"wait until the {self.kind} {done}: {wait}"
+        if since and f"({since})" in wait:
+            groups = "1 group was" if since == 1 else f"{since} groups were"
+            text += f" (or fewer: {groups} committed after its own)"
         if self.by != later.by:
             text += f" in {self.by}, then a barrier that {later.by} wait for"
         return text

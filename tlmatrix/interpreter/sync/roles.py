@@ -389,6 +389,14 @@ class Role(BlockAgent):
             lambda: all(op.done for op in waited), lambda: f"for its {kind}", lambda: clock
         )
 
+    def groups_since(self, access: RegionAccess) -> int | None:
+        """The number of groups committed after that of an access in flight; None if it has none."""
+        groups = self._groups.get(access.kind, ())
+        for number, group in enumerate(groups, 1):
+            if any(op.clock.get(access.agent, 0) >= access.time for op in group):
+                return len(groups) - number
+        return None
+
     # -- accesses
 
     def access(
