@@ -212,3 +212,54 @@ def test_a_missing_signal_is_a_finding_with_the_waiting_ranks(runner):
     told = "\n".join(f"{each.title}\n{each.detail}" for each in found)
     assert "rank 0" in told
     assert "rank_entries.py" in told
+
+
+CODE = """
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit
+def product():
+    @T.prim_func
+    def main(A: T.Tensor((32, 32), "float16"), C: T.Tensor((32, 32), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            s = T.alloc_shared((32, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            T.copy(A, s)
+            T.wgmma_gemm(s, s, acc, clear_accum=True)
+            T.copy(acc, C)
+
+    return main
+
+
+def squared(a):
+    c = a.new_empty(32, 32, dtype=torch.float32)
+    product()(a, c)
+    return c
+
+
+def reference(a):
+    wide = a.to(torch.promote_types(a.dtype, torch.float32))
+    return wide @ wide
+"""
+
+
+def test_a_race_inside_a_kernel_is_no_deadlock(runner, code_folder):
+    text = """
+    name: squared
+    problem:
+      inputs: {a: {shape: [n, n], dtype: float16}}
+      outputs: [c]
+      reference: simulated_ranks_code:reference
+    entry: simulated_ranks_code:squared
+    axes: {world: [1], n: [32]}
+    shards: {a: {dim: 0}, c: {dim: 0}}
+    checks: [numeric, determinism]
+    """
+    (result,) = results_of(text, code_folder / "squared.yaml", runner=runner)
+    (finding,) = result.findings
+    assert finding.check == "sanitizers"
+    assert finding.title.startswith("races: threads 0..127 read acc[0:32, 0:32]")
+    assert "T.wait_wgmma(0)" in finding.hint

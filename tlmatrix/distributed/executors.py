@@ -23,6 +23,7 @@ from tlmatrix.backend.errors import DevicesError, EntryError
 from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.cache_files import lock, temporary_folder
 from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.distributed.failures import CHECK, Failure, raise_failures
 from tlmatrix.distributed.pool import RankPool
 from tlmatrix.distributed.rank_runner import RankRunner, to_device
@@ -218,7 +219,10 @@ def _seed(job: Job) -> int:
 
 
 def _deadlock(error: Exception) -> FindingsError:
-    """The error for ranks that deadlock."""
+    """The error for ranks that deadlock, or that end with a report, such as that of a race."""
+    reports = getattr(error, "reports", ())
+    if reports:
+        return FindingsError([finding_of(report) for report in reports])
     title, _, detail = str(error).partition("\n")
     hint = "a signal that no rank sends, a flag not reset, or a collective that not all ranks call"
     finding = Finding(CHECK, title, pattern="deadlock", hint=hint, detail=detail or None)
