@@ -31,6 +31,8 @@ def test_of_sizes_that_are_left_out_the_wrong_ones_are_named(drafts):
     assert (worst(reasons[:1]), worst([])) == ("raises ValueError", "")
     # A size that passes is not why another value of another axis is wrong.
     assert not why_refused(draft, wrong, result(65, "", ""))
+    # Nor does a size tell of what the seed of a case selects.
+    assert not why_refused(draft, result(65, "determinism", "with output gradients: raised …"))
     # The draft has the dtype of one call.
     words = "y is int32, expected float32, as inputs are; to declare it: …"
     assert why_refused(draft, result(64, "numeric", words)) == words

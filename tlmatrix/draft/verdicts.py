@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.check.registry import CHECKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -173,7 +175,8 @@ def _is_of_other_shape(result: CaseResult) -> bool:
 def _wrong_outside(result: CaseResult, multiples: Mapping[str, int]) -> str:
     """What is wrong with a case whose sizes are not like any recorded one; "" if it passed.
 
-    Of results of other shapes whatever the sizes.
+    Of results of other shapes whatever the sizes. Not what further calls show, which the seed of a
+    case selects.
     """
     steps = dict.fromkeys(result.values, 0) if _is_of_other_shape(result) else multiples
     outside = {
@@ -181,11 +184,11 @@ def _wrong_outside(result: CaseResult, multiples: Mapping[str, int]) -> str:
         for name, step in steps.items()
         if type(result.values.get(name)) is int and (not step or result.values[name] % step)  # type: ignore[operator]
     }
-    if not outside or not result.failed or not result.findings:
+    found = [finding for finding in result.findings if finding.check not in CHECKS]
+    if not outside or not result.failed or not found:
         return ""
     sizes = ", ".join(f"{name}={value}" for name, value in outside.items())
-    numeric = (finding for finding in result.findings if finding.check == "numeric")
-    finding = next(numeric, result.findings[0])
+    finding = next((each for each in found if each.check == "numeric"), found[0])
     return f"{sizes} {NOT_REFUSED}: {finding.check}: {finding.title}"
 
 
