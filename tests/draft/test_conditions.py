@@ -59,3 +59,18 @@ def test_a_condition_of_two_axes_is_confirmed_by_another_value_of_the_second(acc
     draft = Draft("x", "", "m:x", factory=False, problem="gemm", axes=axes)
     results = [case(draft, {"a": a, "b": 128}) for a in (128, 1, 129, 256)]
     assert distinguished(draft, "a", results, SimpleNamespace(case=case)) == found
+
+
+def test_a_size_of_1_confirms_no_condition_of_two_axes():
+    """Of it one row passes by chance."""
+
+    def case(draft, values):
+        fine = values["cols"] > 1 or values["rows"] == 1
+        findings = () if fine else (Finding("numeric", "out is NaN"),)
+        status = Status.PASSED if fine else Status.FAILED
+        return SimpleNamespace(values=values, status=status, findings=findings, failed=not fine)
+
+    axes = {"rows": (1, 2, 3), "cols": (1, 63, 64)}
+    draft = Draft("x", "", "m:x", factory=False, problem="gemm", axes=axes, multiples={"cols": 64})
+    results = [case(draft, {"rows": 2, "cols": cols}) for cols in (64, 1, 63)]
+    assert distinguished(draft, "cols", results, SimpleNamespace(case=case)) == []

@@ -69,6 +69,14 @@ def limited(x):
 def limited_reference(x):
     return x + x
 
+def several(x):
+    if x[0].numel() == 1:
+        raise ValueError("one element a row")
+    return x * 3
+
+def several_reference(x):
+    return x + x + x
+
 def halves(x):
     if x.shape[1] % 2:
         raise ValueError("an even number of columns")
@@ -161,6 +169,17 @@ def test_a_condition_of_two_axes_of_which_each_alone_is_accepted(drafts, accepts
     results.sort(key=lambda each: each.failed)
     narrowed, _ = _explained(draft, results, SimpleNamespace(case=case))
     assert [condition for condition, _ in narrowed.constraints] == found
+
+
+def test_a_value_that_all_refused_cases_have_is_left_out(drafts, tmp_path):
+    """No axis alone is refused, and the cases of the values that are left run."""
+    several = drafts_for("totals:several", call="f(torch.randn(4, 5, 5, 5))")
+    trial = tried(several, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    assert [line for line in trial.lines if "left out" in line] == [
+        "  left out cols=1: raises ValueError: one element a row"
+    ]
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert {result.values["values"] for result in trial.results} == {*trial.draft.axes["values"]}
 
 
 def test_random_cases_have_no_sizes_that_are_refused_beyond_the_listed_ones(drafts, tmp_path):

@@ -1074,6 +1074,9 @@ class AvgPool2d:
     outcome = project.tlmatrix("new", f"{project.module}:AvgPool2d", "--call", call)
     assert "function: torch.nn.functional:avg_pool2d" in outcome.out, outcome.out
     assert '{input: input, kernel_size: "[3, 2]", stride: "[2, 1]"' in outcome.out
+    call = f"[{call}, f(3, stride=2)(torch.randn(3, 4, 10, 12))]"  # one number stands for two
+    outcome = project.tlmatrix("new", f"{project.module}:AvgPool2d", "--call", call)
+    assert '{input: input, kernel_size: "[3, 2]", stride: "[2, 1]"' in outcome.out, outcome.out
 
 
 def test_the_dtype_of_a_product_follows_that_of_its_operands(project: Project) -> None:

@@ -156,6 +156,8 @@ def test_a_number_that_is_a_part_of_a_size_in_all_calls_follows_it():
         called(lambda x, n: x, {"n": [32, 48]}, rows=(7, 7), cols=(64, 96))[0]["n"] == "cols // 2"
     )
     assert called(lambda x, n: x, {"n": [32]}, rows=(7,), cols=(64,))[0]["n"] == "cols // 2"
+    passed = {"n": [32, ..., 48]}  # of the second call another function was called
+    assert called(lambda x, n: x, passed, rows=(7, 7, 7), cols=(64, 8, 96))[0]["n"] == "cols // 2"
     assert called(lambda x, n: x, {"n": [21]}, rows=(7,), cols=(64,))[0]["n"] == 21
     assert called(lambda x, n: x, {"n": [32]}, a=(32,), b=(32,), cols=(64,))[0]["n"] == 32
 

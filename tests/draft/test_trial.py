@@ -70,6 +70,12 @@ def tall(x):
         raise ValueError("multiples of 8")
     return x * 13
 
+def cut(x):
+    return x[:, 3:] * 2
+
+def cut_expected(x, n):
+    return x[:, -n:] * 2
+
 class Tiles:
     rows = 16
 
@@ -118,6 +124,18 @@ def test_a_reference_of_a_test_that_never_works_here_is_none(name, drafts, tmp_p
     trial = tried(masked, tmp_path / "m.yaml", [tmp_path], tier="each", prove=False)
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert trial.refused.startswith("totals:torch_masked is no reference: reference error")
+
+
+def test_what_a_guessed_reference_also_takes_is_named(drafts, tmp_path):
+    compared = (Comparison("0", "totals:cut_expected", {"x": "$x", "n": ""}, guessed=True),)
+    tensors, results = {"x": Seen((8, 5), "float32")}, {"0": Seen((8, 2), "float32")}
+    cut = drafts_of_calls(
+        target_of("totals:cut"), [Call("totals:cut", tensors, results, compared=compared)]
+    )
+    cut.found, *_ = cut.references = cut.references[:1]  # others of the module have such names
+    trial = tried(cut, tmp_path / "c.yaml", [tmp_path], tier="each", prove=False)
+    missing = "totals:cut_expected also takes n: give each a value"
+    assert trial.refused == f"totals:cut_expected is no reference: {missing}"
 
 
 def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp_path):

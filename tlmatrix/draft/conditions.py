@@ -83,14 +83,18 @@ def distinguished(
 def _is_confirmed(
     draft: Draft, name: str, condition: str, results: Sequence[CaseResult], attempts: Attempts
 ) -> bool:
-    """Whether a refused value of an axis is taken with another one of the second axis."""
+    """Whether a refused value of an axis is taken with another one of the second axis.
+
+    Not with sizes of 1, which satisfy most conditions.
+    """
     others = [each for each in WORD.findall(condition) if each in draft.axes and each != name]
     if not others:
         return True
     base = results[0].values
     refused = [e.values[name] for e in results if why_refused(draft, e)]
     sizes = sorted((n for n in refused if type(n) is int), key=lambda n: -math.gcd(n, 128))
-    made = ({**base, name: n, others[0]: m} for n in sizes for m in (2 * n, n, n // 2) if m)
+    pairs = ((n, m) for n in sizes for m in (2 * n, n, n // 2) if min(n, m) > 1)
+    made = ({**base, name: n, others[0]: m} for n, m in pairs)
     fitting = (values for values in made if holds(condition, values))
     return any(
         not why_refused(draft, attempts.case(draft, each)) for each in islice(fitting, _LEAST)

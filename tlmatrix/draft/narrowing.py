@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from tlmatrix.draft.verdicts import Trial
     from tlmatrix.run.result import CaseResult
 
-_ROUNDS = 4
+_ROUNDS = 5
+"""The last only runs the cases that are left."""
 _MORE = 6
 """Further cases that tell conditions apart."""
 _LEAST_TRIED = 2
@@ -53,7 +55,7 @@ def narrow(trial: Trial, attempts: Attempts, recorded: CaseResult | None) -> Non
         attempts: runs cases.
         recorded: the result of a recorded case, from which others differ if no other is taken.
     """
-    for _ in range(_ROUNDS):
+    for left in reversed(range(_ROUNDS)):
         trial.results = attempts.cases(trial.draft)
         relaxed, lines = relax(trial.draft, trial.results)
         if relaxed != trial.draft:
@@ -64,11 +66,14 @@ def narrow(trial: Trial, attempts: Attempts, recorded: CaseResult | None) -> Non
         base = _accepted(trial, attempts, recorded)
         if base is not None and not passes(base):  # nothing tells which sizes make it wrong
             trial.draft = replace(trial.draft, multiples={})
-        if base is None or not any(why_refused(trial.draft, each) for each in trial.results):
+        refused = any(why_refused(trial.draft, each) for each in trial.results)
+        if base is None or not refused or not left:
             return
         narrowed, lines = _narrowed(trial.draft, base, attempts)
         if narrowed == trial.draft:
             narrowed, lines = _explained(trial.draft, [base, *trial.results], attempts)
+        if narrowed == trial.draft:
+            narrowed, lines = _without_shared(trial.draft, base, trial.results)
         if narrowed == trial.draft:
             return
         trial.draft = narrowed
@@ -239,6 +244,38 @@ def _explained(
     if len(conditions) != 1 or len(tried) < _LEAST_TRIED:
         return draft, []
     return with_condition(draft, conditions[0], why), [f"  only {conditions[0]}: {why}"]
+
+
+def _without_shared(
+    draft: Draft, base: CaseResult, results: Sequence[CaseResult]
+) -> tuple[Draft, list[str]]:
+    """The draft without values that refused cases share: the most frequent, of several the least.
+
+    Code may take each value of some axes, but not all of them together.
+    """
+    refused = [(each, why) for each in results if (why := why_refused(draft, each, base))]
+    lines = []
+    while refused:
+        shared = Counter(
+            (name, canonical(value))
+            for each, _ in refused
+            for name, value in each.values.items()
+            if canonical(value) != canonical(base.values[name])
+        )
+        if not shared:
+            break
+        # Sizes rather than options and dtypes.
+        rank = {
+            e: (n, e[1].isdigit(), -int(e[1]) if e[1].isdigit() else 0) for e, n in shared.items()
+        }
+        name, text = max(shared, key=rank.__getitem__)
+        value, why = next(
+            (e.values[name], w) for e, w in refused if canonical(e.values[name]) == text
+        )
+        draft = _without_values(draft, name, {text: why}, base.values[name])
+        lines.append(f"  left out {name}={label(value)}: {why}")
+        refused = [(e, w) for e, w in refused if canonical(e.values[name]) != text]
+    return draft, lines
 
 
 def _doubtful(

@@ -209,12 +209,14 @@ def _written(
 
 def _derived(column: Sequence[Any], symbols: Mapping[str, Sequence[int]]) -> list[str]:
     """Expressions of sizes that a number is in all calls; of one size only halves and doubles."""
-    known = {name: tuple(sizes) for name, sizes in symbols.items() if len(sizes) == len(column)}
-    if any(type(each) is not int for each in column) or not known:
+    known = [k for k, each in enumerate(column) if each is not ...]
+    own = tuple(column[k] for k in known)
+    if any(type(each) is not int for each in own):
         return []
-    found = candidates(tuple(column), known)
-    moving = len({*column}) > 1
-    return [e for e in found if moving or (column[0] > 8 and re.search(r"// 2$|^2 \*", e))]
+    sizes = {n: tuple(e[k] for k in known) for n, e in symbols.items() if len(e) == len(column)}
+    moving = len({*own}) > 1
+    found = candidates(own, sizes)
+    return [e for e in found if moving or (own[0] > 8 and re.search(r"// 2$|^2 \*", e))]
 
 
 def _equal(column: Sequence[Any], other: Sequence[Any]) -> bool:

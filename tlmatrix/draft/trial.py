@@ -62,6 +62,9 @@ def tried(
         trial.draft, why = drafts(), ""
         if drafts.found is not None and drafts.found.part:
             why = f"no recorded case passes: {attempts.why or 'none ended in time'}"
+            reference = trial.draft.reference
+            if reference is not None and reference.missing:
+                why = reference.difference
         elif not trial.draft.runs:
             write_spec(trial.draft, path)
             return trial

@@ -337,7 +337,8 @@ class _Writer:
                 return packing.expression
         symbols = {column: name for name, column in reversed([*self.interface.symbols.items()])}
         parts = []
-        for column in zip(*argument.values, strict=False):
+        lists = all(isinstance(each, list) for each in argument.values)
+        for column in zip(*(argument.values if lists else [argument.value]), strict=False):
             # A small number that is a size once may be so by chance.
             small = len({*column}) == 1 and (type(column[0]) is not int or column[0] <= 8)
             part = column[0] if small else symbols.get(column, column[0])
