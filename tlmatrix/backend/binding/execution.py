@@ -180,6 +180,10 @@ _LEAVES: Any = WeakIdKeyDictionary()
 """From inputs to the tensors in their memory that require grad."""
 
 
+_REFUSES_CHANGED = ("modified by an inplace operation", "has been modified inplace")
+"""Words of autograd about a saved tensor, and about a saved view that was made without grad."""
+
+
 @contextmanager
 def _changed_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Change tensors in a way that autograd notices where they are saved for the backward pass.
@@ -196,7 +200,7 @@ def _changed_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
                 tensor.mul_(-0.5) if tensor.is_floating_point() else tensor.zero_()
         yield
     except EntryError as error:
-        refused = "modified by an inplace operation" in str(error.error)
+        refused = any(words in str(error.error) for words in _REFUSES_CHANGED)
         if tensors and (refused or not all(each.is_floating_point() for each in tensors)):
             raise InapplicableError(()) from error
         raise
