@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from tlmatrix.draft.calls import Seen, seen_tensor
+from tlmatrix.draft.calls import Call, Seen, seen_tensor
 from tlmatrix.draft.interface import Argument, Interface, Tensor
 from tlmatrix.draft.roles import Role, recognize, substitute
+from tlmatrix.draft.sources import drafts_of_calls
+from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.uses import Selection, Uses
 
 
@@ -254,3 +256,38 @@ def test_numbers_of_blocks_are_known_by_the_largest_one(most, size):
     ids = _tensor("ids", ("batch", "chosen"), (2, 3), "int32", (0, most, 2, 3, 1, 5))
     found = recognize(_call(_rows("x", "rows", 250), ids, arguments=[block]))
     assert found.roles == {"ids": Role("between", ("0", f"{size} - 1"))}
+
+
+def test_calls_of_which_values_are_unknown_tell_sizes_apart(tmp_path, monkeypatch):
+    """Here the others have as many rows as columns."""
+    (tmp_path / "grouped.py").write_text("def grouped(x, sizes, cols=None):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def call(rows, cols, values, passed):
+        x, sizes = Seen((rows, cols), "float16"), Seen((2,), "int32", values=values)
+        arguments = {"x": x, "sizes": sizes, "cols": passed}
+        return Call("grouped:grouped", arguments, {"0": Seen((rows, cols), "float16")})
+
+    calls = [call(64, 64, (40, 24), None), call(48, 40, None, 40), call(64, 64, (1, 63), 64)]
+    draft = drafts_of_calls(target_of("grouped:grouped"), calls)()
+    assert draft.inputs["sizes"] == {"lengths_of": "seqlens"}
+    assert draft.inputs["x"]["shape"] == ["sum(seqlens)", "cols"]
+
+
+@pytest.mark.parametrize(
+    ("values", "number"), [((40, None, 64), "n"), ((40, None, None), None), ((None, 40, 64), None)]
+)
+def test_a_size_that_some_calls_leave_out_is_known_by_the_others(values, number):
+    x = Tensor("x", "float16", ("n",), seen=tuple(Seen((n,), "float16") for n in (40, 48, 64)))
+    passed = Argument("total", "size", values[0], default=False, values=values)
+    found = recognize(
+        Interface(
+            factory=False,
+            parameters=(x,),
+            results=(),
+            arguments=(passed,),
+            symbols={"n": (40, 48, 64)},
+            calls=3,
+        )
+    )
+    assert found.numbers.get("total") == number

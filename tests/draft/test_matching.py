@@ -125,7 +125,7 @@ def test_of_several_references_the_first_with_which_a_case_passes_is_taken(draft
 
 def test_a_function_like_a_reference_that_agrees_by_chance_is_none(drafts, tmp_path):
     """It does in sizes of 1, the first of code that is only traced."""
-    drafts.interface = drafts.interface.without_sizes()
+    drafts.interface = drafts.interface.of_calls()
     drafts.references = [replace(named_reference("totals:first"), part=True)]
     trial = tried(drafts, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
     assert not trial.draft.complete

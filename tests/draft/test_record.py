@@ -142,7 +142,7 @@ def first_kernel(E, K):
     assert 2 in spec.axes["K"]
 
 
-def test_scalars_that_a_kernel_takes_are_passed(repository):
+def test_scalars_that_a_kernel_takes_are_passed_and_what_it_writes_is_unknown(repository):
     kernel = """
 import tilelang
 import tilelang.language as T
@@ -160,11 +160,15 @@ def shifted_kernel(cols):
     return main
 """
     (repository.folder / "shifted.py").write_text(kernel)
-    text = "import torch, shifted\nshifted.shifted_kernel(32)(torch.ones(7, 32).int(), 3)\n"
+    text = (
+        "import torch, shifted\nk = shifted.shifted_kernel(32)\nk(k(torch.ones(7, 32).int(), 3), 4)"
+    )
     (repository.folder / "script.py").write_text(text)
     finished(repository, "record", "--trace-only", "script.py")
-    (call,) = read_calls(repository.folder / "calls.jsonl")["shifted:shifted_kernel"]
-    assert call.arguments["by"] == 3
+    first, second = read_calls(repository.folder / "calls.jsonl")["shifted:shifted_kernel"]
+    assert (first.arguments["by"], second.arguments["by"]) == (3, 4)
+    assert first.known
+    assert not second.known  # a kernel that was only traced was to write its input
     words = ("shifted:shifted_kernel", "--calls", "calls.jsonl", "-o", "s.yaml", "--no-run")
     assert repository.tlmatrix("new", *words).code == ExitCode.OK
     assert "call: [X, by]" in (repository.folder / "s.yaml").read_text()
@@ -449,7 +453,8 @@ class Base:
         return values.sum(-1, keepdim=keep)
 
 class RowSum(Base):
-    pass
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
 
 def first_of(x):
     return x[:1].sum(-1)

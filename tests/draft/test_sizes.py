@@ -45,6 +45,13 @@ def test_a_named_size_that_is_a_product_in_calls_of_several_sizes_is_one():
     assert once.dims["w", 0] == "mult_hidden"
 
 
+@pytest.mark.parametrize(("sizes", "name"), [((2, 8), "heads_kv"), ((2, 2), "Hkv")])
+def test_a_small_size_that_varies_as_an_argument_does_has_its_name(sizes, name):
+    columns = {("k", 0): (256, 64), ("k", 1): sizes}
+    found = related(columns, {("k", 1): "Hkv"}, {"heads_kv": sizes})
+    assert found.dims["k", 1] == name
+
+
 def test_equal_sizes_of_a_tensor_in_calls_of_one_size_are_two():
     assert related({("x", 0): (64,), ("x", 1): (64,)}).dims["x", 1] != "rows"
     assert related({("x", 0): (64, 32), ("x", 1): (64, 32)}).dims["x", 1] == "rows"

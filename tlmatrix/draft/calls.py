@@ -125,6 +125,12 @@ class Call:
         every = {**self.construct, **self.arguments}.items()
         return {name: each.kind for name, each in every if isinstance(each, Opaque)}
 
+    @property
+    def known(self) -> bool:
+        """Whether there is some knowledge of the values of all integer tensors."""
+        integers = (each for each in self.tensors.values() if each.dtype in ("int32", "int64"))
+        return not any(each.values is each.limits is None for each in integers)
+
     def form(self) -> tuple[Any, ...]:
         """What calls have in common that one spec can cover: tensors, ranks, kinds of results."""
         given = tuple((name, len(each.shape)) for name, each in self.tensors.items())
@@ -135,10 +141,11 @@ class Call:
 def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
     """The record of a tensor, perhaps with the values of a small integer one."""
     dtype = str(tensor.dtype)[6:]
-    known = values and dtype in ("int32", "int64") and tensor.device.type != "meta"
+    values = values and tensor.device.type != "meta" and not _is_of_traced(tensor)
+    known = values and dtype in ("int32", "int64")
     kept = known and tensor.numel() <= MOST_VALUES
     limits = (int(tensor.min()), int(tensor.max())) if known and not kept else None
-    if values and dtype in ("float32", "float16", "bfloat16") and tensor.device.type != "meta":
+    if values and dtype in ("float32", "float16", "bfloat16"):
         limits = _limits_of_sign(tensor.detach())
     return Seen(
         tuple(tensor.shape),
@@ -149,6 +156,16 @@ def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
         limits,
         known and _is_distinct(tensor),
     )
+
+
+def _is_of_traced(tensor: torch.Tensor) -> bool:
+    """Whether a kernel that was only traced was to write a tensor, whose values say nothing."""
+    return getattr(tensor.untyped_storage(), "of_traced", False)
+
+
+def set_of_traced(tensor: torch.Tensor, value: bool) -> None:
+    """Set whether the memory of a tensor has what a kernel that was only traced was to write."""
+    tensor.untyped_storage().of_traced = value  # type: ignore[attr-defined]
 
 
 def _is_distinct(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tlmatrix.draft.calls import Comparison, Opaque, Seen, flattened, seen
+from tlmatrix.draft.calls import Comparison, Opaque, Seen, flattened, seen, set_of_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,6 +287,7 @@ class Comparisons:
             # Others check values, too; `data`, as a backward pass may need the tensor as it was.
             with suppress(RuntimeError), torch.no_grad():
                 mine.data.copy_(theirs)
+                set_of_traced(mine, False)
 
     def _note(
         self,

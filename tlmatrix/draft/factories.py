@@ -47,7 +47,7 @@ def trace(target: Target) -> Interface:
     Raises:
         ForkError: the factory raises, as it may not accept the guesses, or ends its process.
     """
-    return interface_of(target, in_fork(_Tracer(target, {}).calls)).without_sizes()
+    return interface_of(target, in_fork(_Tracer(target, {}).calls)).of_calls()
 
 
 def traced_sizes(target: Target, call: Call) -> dict[str, str]:

@@ -201,17 +201,29 @@ class Interface:
         """The interface of which no input gets a gradient."""
         return self.mapped(lambda each: replace(each, grad=False))
 
-    def without_sizes(self) -> Interface:
-        """The interface without what its calls had by chance: sizes and values."""
+    def of_calls(self, kept: Sequence[int] = ()) -> Interface:
+        """The interface with the sizes and values of some calls; of none with all dtypes."""
+
+        def only(column: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(column[k] for k in kept)
+
+        guesses = {size: (name, only(column)) for size, (name, column) in self.guesses.items()}
+        arguments, construct = (
+            tuple(
+                each
+                if each.kind == "dtype" and not kept
+                else replace(each, values=only(each.values))
+                for each in every
+            )
+            for every in (self.arguments, self.construct)
+        )
         return replace(
-            self.mapped(lambda each: replace(each, seen=())),
-            arguments=tuple(
-                each if each.kind == "dtype" else replace(each, values=())
-                for each in self.arguments
-            ),
-            symbols=dict.fromkeys(self.symbols, ()),
-            guesses={},
-            calls=0,
+            self.mapped(lambda each: replace(each, seen=only(each.seen))),
+            arguments=arguments,
+            construct=construct,
+            symbols={name: only(column) for name, column in self.symbols.items()},
+            guesses=guesses if kept else {},
+            calls=len(kept),
         )
 
     def untied(self, size: str) -> Interface:

@@ -27,6 +27,7 @@ from tlmatrix.draft.calls import (
     flattened,
     seen,
     seen_tensor,
+    set_of_traced,
     signature,
     write_call,
 )
@@ -119,7 +120,7 @@ class Recorder:
         self._stack: list[_Open] = []
         self._kernels: dict[int, _Factory] = {}
         self._uses: dict[int, tuple[Any, Uses]] = {}
-        self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._constructed: dict[int, tuple[Any, dict[str, Any], bool]] = {}
         self.live: dict[str, Live] = {}
         self._thread = threading.get_ident()
 
@@ -185,8 +186,10 @@ class Recorder:
         if code.co_name == "__init__" and arguments:
             owner = next(iter(arguments.values()))
             given = dict(list(arguments.items())[1:])
-            # That of the class itself, not those of its bases.
-            self._constructed.setdefault(id(owner), (owner, given))
+            _, known, passed_on = self._constructed.get(id(owner), (owner, {}, True))
+            if passed_on:  # not those of the bases of a class that takes its own alone
+                takes_all = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+                self._constructed[id(owner)] = (owner, given | known, takes_all)
         if _COMPARES.search(code.co_name):
             tensors = [each for each in arguments.values() if flattened(each)]
             if len(tensors) == 2:
@@ -427,6 +430,9 @@ class Recorder:
                     self._stack[-1].launches.append(noted)
                 if factory is not None and factory.name:
                     self._record_kernel(factory, noted)
+                if self._comparisons.agree:
+                    for name in self._uses_of(noted).written & {*noted.tensors}:
+                        set_of_traced(noted.tensors[name], True)
             finally:
                 sys.setprofile(profile)
             return results

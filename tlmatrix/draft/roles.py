@@ -530,27 +530,34 @@ class _Recognizer:
                     self.numbers[each.name] = f"max({packing.expression})"
 
     def _recorded_number(self, name: str, values: tuple[object, ...]) -> str | None:
-        if not values or any(type(value) is not int for value in values):
+        sizes = [value for value in values if type(value) is int]
+        left_out = None in values and len({*sizes}) > 1  # of one size that is so by chance
+        if not sizes or (len(sizes) < len(values) and not left_out):
             return None
-        sizes = [value for value in values if isinstance(value, int)]
+
+        def fits(column: Sequence[int]) -> bool:
+            """Whether it is the argument in all calls that have it."""
+            pairs = zip(values, column, strict=False)
+            return len(values) == len(column) and all(a is None or a == b for a, b in pairs)
+
         known = [each for each in self.packings if each.lengths]
         for each in known:
             longest, step = each.each(max), math.gcd(128, *sizes)
-            if values == longest and name not in self.sizes:
+            if fits(longest) and name not in self.sizes:
                 return f"max({each.expression})"
             padded = tuple(-(-length // step) * step for length in longest)
-            if name in self.sizes and "max" in name.lower() and values == padded:
+            if name in self.sizes and "max" in name.lower() and fits(padded):
                 text = f"ceildiv(max({each.expression}), {step}) * {step}"
                 self.dims[name] = text if step > 1 else f"max({each.expression})"
                 return self.dims[name]
-            if values == each.each(sum):
+            if fits(each.each(sum)):
                 return f"sum({each.expression})"
         if (packing := longest_of(self.packings, name)) is not None:
             return f"max({packing.expression})"
         counts = known if _COUNTS.search(name) else []
-        if axis := next((each.axis for each in counts if values == each.each(len)), ""):
+        if axis := next((each.axis for each in counts if fits(each.each(len))), ""):
             return f"len({axis})"
-        equal = [symbol for symbol, column in self.sizes.items() if column == values]
+        equal = [symbol for symbol, column in self.sizes.items() if column and fits(column)]
         only = len(equal) == 1 and min(self.sizes[equal[0]]) > 2
         return equal[0] if only and equal[0] not in {*self.dims, name} else None
 

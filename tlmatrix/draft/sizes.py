@@ -79,8 +79,8 @@ def relate(
     passed = {
         column: name
         for name, column in reversed([*scalars.items()])
-        if min(column) > 2 and name not in parts  # of a trace, which tells sizes apart
-    }
+        if (min(column) > 2 or len({*column}) > 1) and name not in parts
+    }  # not of a trace, which tells sizes apart
 
     def follows(place: Place) -> bool:
         return place[0] in results or not NAME.fullmatch(names[place])

@@ -156,9 +156,12 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
 
         names = traced_sizes(target, chosen[0])
         chosen = [replace(call, names={**call.names, **names}) for call in chosen]
+    interface = interface_of(target, chosen)
+    if known := [k for k, call in enumerate(chosen) if call.known]:
+        interface, chosen = interface.of_calls(known), [chosen[k] for k in known]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
-    drafts = Drafts(target, interface_of(target, chosen), references)
+    drafts = Drafts(target, interface, references)
     own = (drafts.changed(found=each) for each in references)
     return next((each for each in own if each().complete), drafts)
 
