@@ -1079,6 +1079,37 @@ class AvgPool2d:
     assert '{input: input, kernel_size: "[3, 2]", stride: "[2, 1]"' in outcome.out, outcome.out
 
 
+def test_options_with_names_of_functions_of_expressions_are_constants(project: Project) -> None:
+    """The reference gets them, but not an option that is its own default."""
+    code = """
+import torch
+
+class Clamp:
+    def __init__(self, min, max, out=None):
+        self.min, self.max = min, max
+
+    def __call__(self, x):
+        return torch.clamp(x, self.min, self.max)
+
+class Mean:
+    def __init__(self, dim=None, keepdim=False):
+        assert dim is None and not keepdim
+
+    def __call__(self, x):
+        return torch.mean(x)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    for name, call, expected in (
+        ("Clamp", "f(-0.5, 1.5)", "call: {input: x, min: -0.5, max: 1.5}"),
+        ("Mean", "f()", "call: {input: x}"),
+    ):
+        words = (f"{project.module}:{name}", "--call", f"{call}(torch.randn(7, 9))")
+        outcome = project.tlmatrix("new", *words, "-o", f"{name}.yaml")
+        assert "passed" in outcome.out, outcome.out
+        assert "failed" not in outcome.out, outcome.out
+        assert expected in (project.folder / f"{name}.yaml").read_text()
+
+
 def test_the_dtype_of_a_product_follows_that_of_its_operands(project: Project) -> None:
     code = """
 import tilelang

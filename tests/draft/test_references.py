@@ -16,6 +16,7 @@ from tlmatrix.draft.references import (
     _compared,
     find_references,
     named_reference,
+    parameters_of,
     reference_of,
 )
 from tlmatrix.draft.slices import Slicer
@@ -270,3 +271,19 @@ def test_a_dtype_around_a_local_function_is_that_of_its_tensor():
     exec(found.source.replace("frames.append", "str"), namespace)
     made = namespace["reference"](None, torch.ones(4, dtype=torch.float64), 3, [])
     assert made.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("function", "needed", "optional"),
+    [
+        (torch.isfinite, {"input"}, set()),
+        (torch.prod, {"input"}, {"dim", "keepdim", "dtype"}),
+        (torch.logsumexp, {"input", "dim"}, {"keepdim", "out"}),
+        (torch.pow, {"input", "exponent"}, {"out"}),
+        (torch.nn.functional.conv1d, {"input", "weight"}, {"bias", "stride"}),
+    ],
+)
+def test_builtins_of_pytorch_have_the_parameters_of_their_documents(function, needed, optional):
+    found = parameters_of(function)
+    assert {name for name, each in found.items() if each.default is each.empty} == needed
+    assert optional <= {*found}

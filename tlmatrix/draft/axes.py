@@ -11,6 +11,8 @@ from tlmatrix.draft.interface import Number
 from tlmatrix.draft.sizes import BATCH, COUNT, WORD
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
+from tlmatrix.spec.lint.problem import RUN_NAMES
+from tlmatrix.spec.lint.semantics import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -200,7 +202,8 @@ class AxesOfDraft:
         self, item: Argument, dimensions: Mapping[str, Any], followed: set[str | None]
     ) -> Values:
         name, value = item.name, item.value
-        if name in self._numbers or isinstance(value, list):
+        reserved = name in RESERVED or name in RUN_NAMES
+        if name in self._numbers or isinstance(value, list) or reserved:
             return ()
         factory = self._interface.factory
         taken = name in self._takes

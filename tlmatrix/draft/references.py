@@ -12,6 +12,7 @@ import ast
 import inspect
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from hashlib import sha256
@@ -70,7 +71,31 @@ class Found:
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
     """Parameters by name, also of PyTorch's builtins; None if they are unknown."""
     known = torch.overrides.get_testing_overrides()
-    return calling.parameters_of(function) or calling.parameters_of(known.get(function, function))
+    return (
+        calling.parameters_of(function)
+        or (_documented(function) if function in known else None)
+        or calling.parameters_of(known.get(function, function))
+    )
+
+
+def _documented(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters in the docstring of a builtin; those that a form lacks are optional."""
+    name = re.escape(function.__name__)
+    calls = rf"^(?:\.\. function:: )?(?:[\w.]+\.)?{name}\(((?!self).*)\)"
+    forms = []
+    for text in re.findall(calls, function.__doc__ or "", re.MULTILINE):
+        names: dict[str, Any] = {}
+        with suppress(SyntaxError):
+            exec(f"from __future__ import annotations\ndef f({text}): ...", names)  # noqa: S102
+            forms.append(inspect.signature(names["f"]).parameters)
+    found = {name: each for form in reversed(forms) for name, each in form.items()}
+    needed = {
+        n for n in found if all(n in form and form[n].default is form[n].empty for form in forms)
+    }
+    return {
+        n: each if n in needed or each.default is not each.empty else each.replace(default=None)
+        for n, each in found.items()
+    }
 
 
 def parameters_read(function: Callable[..., Any]) -> set[str] | None:

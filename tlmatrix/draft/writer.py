@@ -260,16 +260,18 @@ class _Writer:
         floats = [each.name for each in self.inputs if not each.integer]
         last = next((each.shape[-1] for each in self.inputs if len(each.shape) > 1), None)
         norms = {} if last is None else {"normalized_shape": f"[{last}]"}
+        takes = parameters_of(self.found.function) or {}
         # Arguments that are no axes: the reference may have another default.
         fixed = {
             name: self._value(each)
             for name, each in self.arguments.items()
             if name not in self.axes and each.kind != "dtype"
             if isinstance(each.value, bool | int | float | list)
+            if name not in takes or takes[name].default != each.value
         }
         longest = {
             name: f"max({packing.expression})"
-            for name in parameters_of(self.found.function) or ()
+            for name in takes
             if (packing := longest_of(self.recognition.packings, name)) is not None
         }
         order = self.interface.order

@@ -156,7 +156,7 @@ def _axis_faults(axes: Mapping[str, Sequence[Value]], path: KeyPath) -> Iterator
         if axis in RUN_NAMES:
             message = f"an axis cannot be called {axis!r}: expressions use that name for the run"
             yield Fault((*path, axis), message, at_key=True)
-        if axis in _RESERVED:
+        if axis in RESERVED:
             message = f"an axis cannot be called {axis!r}: that is a reserved word of expressions"
             yield Fault((*path, axis), message, at_key=True)
         by_text: dict[str, int] = {}
@@ -175,7 +175,8 @@ def _axis_faults(axes: Mapping[str, Sequence[Value]], path: KeyPath) -> Iterator
                 yield Fault(place, message)
 
 
-_RESERVED = frozenset([*WORDS, *FUNCTIONS, "and", "or", "not", "in", "is", "if", "else", "for"])
+RESERVED = frozenset([*WORDS, *FUNCTIONS, "and", "or", "not", "in", "is", "if", "else", "for"])
+"""Words of expressions that are no names of axes."""
 
 
 # The matrix ---------------------------------------------------------------------------------
