@@ -277,6 +277,8 @@ def test_a_dtype_around_a_local_function_is_that_of_its_tensor():
     ("function", "needed", "optional"),
     [
         (torch.isfinite, {"input"}, set()),
+        (torch.abs, {"input"}, {"out"}),
+        (torch.bitwise_or, {"input", "other"}, {"out"}),
         (torch.prod, {"input"}, {"dim", "keepdim", "dtype"}),
         (torch.logsumexp, {"input", "dim"}, {"keepdim", "out"}),
         (torch.pow, {"input", "exponent"}, {"out"}),

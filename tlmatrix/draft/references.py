@@ -89,11 +89,15 @@ def _documented(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
             exec(f"from __future__ import annotations\ndef f({text}): ...", names)  # noqa: S102
             forms.append(inspect.signature(names["f"]).parameters)
     found = {name: each for form in reversed(forms) for name, each in form.items()}
-    needed = {
-        n for n in found if all(n in form and form[n].default is form[n].empty for form in forms)
-    }
+
+    def needed(name: str) -> bool:
+        by_position = found[name].kind is not inspect.Parameter.KEYWORD_ONLY
+        return by_position and all(
+            name in form and form[name].default is form[name].empty for form in forms
+        )
+
     return {
-        n: each if n in needed or each.default is not each.empty else each.replace(default=None)
+        n: each if needed(n) or each.default is not each.empty else each.replace(default=None)
         for n, each in found.items()
     }
 
