@@ -84,8 +84,8 @@ def _documented(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     calls = rf"^(?:\.\. function:: )?(?:[\w.]+\.)?{name}\(((?!self).*)\)"
     forms = []
     for text in re.findall(calls, function.__doc__ or "", re.MULTILINE):
-        names: dict[str, Any] = {}
-        with suppress(SyntaxError):
+        names: dict[str, Any] = {"torch": torch}
+        with suppress(SyntaxError, NameError):
             exec(f"from __future__ import annotations\ndef f({text}): ...", names)  # noqa: S102
             forms.append(inspect.signature(names["f"]).parameters)
     found = {name: each for form in reversed(forms) for name, each in form.items()}
