@@ -184,6 +184,32 @@ def same_value(Y):
         Y[i] = T.cast(i, "float32")
 
 
+@pytest.mark.parametrize("limit", [1, 40, 64])
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_barrier_that_some_threads_do_not_reach_is_reported(limit, returns):
+    @jit_kernel(X="f32[64]", Y="f32[64]", threads=64)
+    def halves(X, Y):
+        tx = T.get_thread_binding()
+        s = T.alloc_shared((64,), "float32")
+        s[tx] = X[tx]
+        if returns:
+            if tx >= limit:
+                T.thread_return()
+            T.sync_threads()
+        elif tx < limit:
+            T.sync_threads()  # HERE
+        if tx < 32:
+            Y[tx] = s[tx] + s[tx + 32]
+
+    with interpret(sanitize="barriers", on_report="keep") as run:
+        halves()(torch.randn(64), torch.empty(64))
+    texts = [(r.sanitizer, r.line, r.message.split(" come")[0]) for r in run.reports]
+    if returns or limit == 64:
+        assert not texts
+    else:
+        assert texts == [("barriers", line_of(halves, "HERE"), f"{limit} of 64 threads")]
+
+
 def test_lanes_that_store_one_same_value_are_no_finding():
     with interpret(sanitize=True) as run:
         same_value()()

@@ -394,9 +394,11 @@ class Kernel:
         params: one for each parameter, in order; the handle of a tensor.
         buffer_map: the buffer of each parameter that is a tensor.
         body: what it does.
+        ends_early: whether threads may end before others (`T.thread_return`), in branches of it.
     """
 
     name: str
     params: tuple[Var, ...]
     buffer_map: Mapping[Var, Buffer]
     body: Stmt
+    ends_early: bool = False

@@ -220,6 +220,17 @@ class Collisions:
             )
             self.findings.report("lanes", site, where, message)
 
+    def partial_barrier(self, site: int, mask: Any) -> None:
+        """Threads come to a barrier of the whole block: all of them, or none."""
+        reached, threads = int(np.count_nonzero(mask)), np.size(mask)
+        if 0 < reached < threads:
+            message = (
+                f"{reached} of {threads} threads come to T.sync_threads(), which waits for all "
+                "threads of the block"
+            )
+            hint = "move it out of the branch or loop that only some threads run"
+            self.findings.report("barriers", site, (), message, hint=hint)
+
 
 # Signed integer arithmetic whose result leaves its dtype ------------------------------------------
 #

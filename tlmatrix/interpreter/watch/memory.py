@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from .observer import SiteTable
 
+_SYNC = "tirx.tvm_storage_sync"
+
 
 class MemorySanitizer(Watcher):
     """Writes what the sanitizers that are on look at; `monitor.Monitor` is its other half."""
@@ -127,6 +129,16 @@ class MemorySanitizer(Watcher):
         """Writes of an iteration to its own memory are not followed; after the loop it is full."""
         del copies
         self._mark_full(e, buf)
+
+    def before_statement(self, e: Emitter, node: Any) -> None:
+        """Look at a barrier of all threads in a branch, or loop, of which threads may run a part."""
+        call = node.value if isinstance(node, ir.Evaluate) else None
+        if not isinstance(call, ir.Call) or call.op != _SYNC or "barriers" not in self._on:
+            return
+        of_block = len(call.args) == 1 and str(call.args[0].value) != "warp"
+        # A barrier waits for no threads that have ended.
+        if of_block and e.mask is not None and not e.mask.scalar and not e.kernel.ends_early:
+            e.w.line(f"watch.partial_barrier({self.sites.arithmetic(e)}, {e.mask.code})")
 
     def after_statement(self, e: Emitter, node: Any) -> None:
         """A buffer whose address was passed on counts as written."""

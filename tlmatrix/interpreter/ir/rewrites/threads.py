@@ -98,7 +98,7 @@ def without_returns(kernel: ir.Kernel) -> ir.Kernel:
     """
     if not calls(kernel.body, _RETURN):
         return kernel
-    return replace(kernel, body=_followed(kernel.body, []))
+    return replace(kernel, body=_followed(kernel.body, []), ends_early=True)
 
 
 def _followed(node: ir.Stmt, rest: list[ir.Stmt]) -> ir.Stmt:

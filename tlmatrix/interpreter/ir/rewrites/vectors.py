@@ -357,11 +357,11 @@ def widened(kernel: ir.Kernel) -> ir.Kernel:
             changes["dtype"] = "float64"
         return replace(node, **changes) if changes else None
 
-    return ir.Kernel(
-        kernel.name,
-        tuple(map(variable, kernel.params)),
-        {variable(k): buffer(b) for k, b in kernel.buffer_map.items()},
-        transform(kernel.body, wide),
+    return replace(
+        kernel,
+        params=tuple(map(variable, kernel.params)),
+        buffer_map={variable(k): buffer(b) for k, b in kernel.buffer_map.items()},
+        body=transform(kernel.body, wide),
     )
 
 
