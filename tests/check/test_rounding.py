@@ -223,10 +223,11 @@ def problem_of(
     reference = {"q": "quantized", "u": "unsigned"}.get(output, reference)
     axes = {"rows": rows, "cols": cols, "dtype": dtype, "values": values}
     dtypes = {"q": "int8", "u": "uint8"}
+    packed = "rows" if isinstance(rows, int) else "sum(rows)"
     spec = Spec.model_validate({
         "name": "made_up",
         "problem": {
-            "inputs": {"x": {"shape": ["rows", "cols"], "dtype": "$dtype"}},
+            "inputs": {"x": {"shape": [packed, "cols"], "dtype": "$dtype"}},
             "outputs": {output: {"dtype": dtypes[output]}} if output in dtypes else [output],
             "reference": f"test_rounding:{reference}",
         },
@@ -424,6 +425,13 @@ def test_arithmetic_in_float32_shares_nothing(dtype, values, reference):
             for shape in ((rows, cols), (rows, 1)):
                 noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
                 assert shares(problem, exact * (1 + noise * 2.0**-23)) == {}
+
+
+def test_factors_of_sequences_are_found_beside_an_empty_one():
+    problem = problem_of("y", rows=[8, 0, 16])
+    exact = problem.reference()["y"]
+    assert shares(problem, exact) == {}
+    assert "share an error" in shares(problem, exact * factors("float16", 1, 64))["y"].note
 
 
 def test_a_vector_has_one_group():

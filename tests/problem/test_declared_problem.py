@@ -11,6 +11,7 @@ from problem_cases import CPU, make_spec
 from tlmatrix.check.numeric import deviations
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
+from tlmatrix.problem.distributions import DISTRIBUTIONS
 from tlmatrix.problem.relations.user import with_user_relations
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.issues import SpecError
@@ -320,3 +321,12 @@ def test_gradients_that_two_calls_add_up_were_each_rounded():
     total = split.right(results)["dw"].double()
     torch.testing.assert_close(sizes["dw"], sum(each["dw"].double().abs() for each in results))
     assert sizes["dw"].mean() > 3 * total.abs().mean()
+
+
+def test_an_input_may_have_the_name_of_the_distribution():
+    inputs = {"values": {"shape": ["rows", "cols"], "dtype": "$dtype"}}
+    reference = {"function": "torch:mul", "call": ["values", 2]}
+    declared = {"inputs": inputs, "outputs": ["y"], "reference": reference}
+    problem = make(declared, {"rows": 3, "cols": 8, "dtype": "float16"})
+    assert problem.names["values"] is problem.inputs["values"]
+    assert problem.distribution in DISTRIBUTIONS

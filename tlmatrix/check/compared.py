@@ -40,9 +40,8 @@ def describe_call(call: Problem, first: Problem) -> str:
         if canonical(value) != canonical(first.values.get(name))
     ]
     values = bool(parts)
-    distribution = call.names.get("values")
-    if isinstance(distribution, str) and distribution != first.names.get("values"):
-        parts.append(f"inputs {distribution} instead of {first.names.get('values')}")
+    if call.distribution != first.distribution:
+        parts.append(f"inputs {call.distribution} instead of {first.distribution}")
     others = []
     for name, tensor in {**call.inputs, **call.cotangents}.items():
         old = first.inputs.get(name, first.cotangents.get(name))

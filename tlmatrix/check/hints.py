@@ -81,7 +81,7 @@ class Evidence:
     @property
     def special(self) -> bool:
         """Whether the inputs have special values, of which other results may be multiples."""
-        return self.problem.names.get("values") not in (None, "normal")
+        return self.problem.distribution not in ("", "normal")
 
     @property
     def rows(self) -> int:

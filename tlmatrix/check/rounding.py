@@ -101,7 +101,7 @@ def _applies(info: TensorInfo, problem: Problem) -> bool:
     return (
         info.independent_errors is not None
         and math.prod(shape) >= _FEWEST
-        and problem.names.get("values") == "normal"
+        and problem.distribution == "normal"
         and info.dtype in (torch.float16, torch.bfloat16)
         # Hardware that sums in less than float32 truncates; a coarser roundoff is of operands.
         and info.arithmetic is None
@@ -344,11 +344,12 @@ class _Groups:
     def squares(self, values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """The sum of squares over each group, after values with equal keys are added up."""
         values, keys = (each.movedim(self.axis, 0) for each in (values, keys))
-        found = []
+        found, others = [], values.shape[1:]
         for group in range(self.count):
             inside = self.index == group
-            of_group = [each[inside].reshape(1, int(inside.sum()), -1) for each in (values, keys)]
-            found.append(_clustered_squares(*of_group).view(values.shape[1:]))
+            shape = (1, int(inside.sum()), others.numel())  # a sequence may be empty
+            of_group = [each[inside].reshape(shape) for each in (values, keys)]
+            found.append(_clustered_squares(*of_group).view(others))
         return torch.stack(found).movedim(0, self.axis)
 
 

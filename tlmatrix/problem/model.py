@@ -446,6 +446,8 @@ class Problem:
     outputs: Mapping[str, TensorInfo]
     returns: tuple[str, ...]
     """Outputs in the order in which an entry returns them: ("out", "lse")."""
+    distribution: str = ""
+    """The distribution of the values of its inputs; empty if not known."""
     dims: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
     """The dimensions of tensors that are no outputs.
 

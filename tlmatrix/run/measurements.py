@@ -41,7 +41,7 @@ class Measurements:
         """Record the size and distribution of the inputs."""
         self.elements = sum(tensor.numel() for tensor in problem.inputs.values())
         self.bytes = sum(tensor.nbytes for tensor in problem.inputs.values())
-        self.distribution = str(problem.names.get("values") or "")
+        self.distribution = problem.distribution
 
     def set_error_ratio(self, ratio: float) -> None:
         """Set the error ratio of the case."""

@@ -222,6 +222,21 @@ def test_tile_operations_between_statements_of_threads():
     assert torch.equal(mixed()(x), expected)
 
 
+def test_a_nan_that_all_threads_have_is_the_same_for_all():
+    @jit_kernel(X="f32[64]", first="f32[1]", Y="f32[64]", threads=64)
+    def scaled(X, first, Y):
+        factor = T.alloc_var("float32")
+        factor = X[0] * 2.0
+        if T.get_thread_binding() == 0:
+            first[0] = factor
+        for i in T.Parallel(64):
+            Y[i] = X[i] * factor
+
+    x, y = torch.full((64,), torch.nan), torch.empty(64)
+    scaled()(x, torch.empty(1), y)
+    assert y.isnan().all()
+
+
 def test_what_threads_do_together_must_be_the_same_for_all():
     @jit_kernel(out_idx=[-1], threads=64)
     def row_of_thread(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((32,), "float32")):

@@ -42,7 +42,8 @@ def uniform(value: Any, mask: Any, what: str) -> Any:
         keep = np.broadcast_to(mask, np.broadcast_shapes(values.shape, np.shape(mask)))
         values = np.broadcast_to(values, keep.shape)[keep]
     flat = values.reshape(-1)
-    if flat.size and (flat != flat[0]).any():
+    nan = flat != flat  # noqa: PLR0124
+    if flat.size and not ((flat == flat[0]) | (nan & nan[0])).all():
         raise InterpreterError(f"{what} differs between the threads that do it together")
     first = flat[0] if flat.size else np.zeros((), values.dtype)[()]
     return first if values.dtype.kind == "f" else first.item()

@@ -334,6 +334,7 @@ class Attention:
             inputs=inputs,
             outputs=LazyMapping(("out", "lse", *gradients), self._info),
             returns=("out", "lse"),
+            distribution=self.distribution,
             dims=structure.dims,
             cotangents={"out": inputs["do"]} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},

@@ -71,6 +71,7 @@ class Collective:
             inputs=inputs,
             outputs={"y": info},
             returns=("y",),
+            distribution=self.distribution,
             dims={"x": (ranks, row, col) if setting.adds else (row, col)},
             reference=lambda: {"y": self._exact},
             lowp=lambda: {"y": self._low},

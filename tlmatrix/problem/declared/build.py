@@ -568,6 +568,7 @@ class Declared:
             inputs=inputs,
             outputs=self.infos,
             returns=self.declaration.output_names,
+            distribution=self.distribution,
             dims={name: self._dims(name, tuple(tensor.shape)) for name, tensor in inputs.items()},
             cotangents=cotangents if by_autograd else {},
             gradient_of=differentiable if by_autograd else {},

@@ -100,6 +100,7 @@ class Gemm:
             inputs=inputs,
             outputs={"c": info},
             returns=("c",),
+            distribution=self.distribution,
             dims={name: self._dims(name) for name in inputs},
             reference=lambda: {"c": self._exact},
             lowp=lambda: {"c": self._low},
