@@ -142,6 +142,24 @@ def pooled_numbers(x):
     return x.gather(1, at[0])
 
 
+def largest(x):
+    at = (x == x.amax(0)).int().argmax(0)
+    return x.gather(0, at[None])[0]
+
+
+def largest_number(x):
+    at = torch.where(x.isnan(), -torch.inf, x).argmax(0)
+    return x.gather(0, at[None])[0]
+
+
+def largest_number_but_zero_without_any(x):
+    return torch.where(x.isnan().all(0), 0.0, largest_number(x))
+
+
+def largest_number_of_other_columns(x):
+    return largest_number(x.roll(1, 1))
+
+
 def pooled_of_the_row_before(x):
     return pooled_numbers(x.roll(1, 0))
 
@@ -237,6 +255,11 @@ def test_the_gradient_of_a_selection_may_pass_over_a_nan(found):
     text = text.replace("[numeric, propagation]", "[numeric, gradients, propagation]")
     assert found(text, more="", entry="pooled_numbers", reference="pooled") == []
     assert found(text, more="", entry="pooled_of_the_row_before", reference="pooled")
+    assert found(text, more="", entry="largest_number", reference="largest") == []
+    assert found(text, more="", entry="largest_number_of_other_columns", reference="largest")
+    text = text.replace(many, "[1], values: [normal, large, ramp, opposed, cancelling]")
+    some = found(text, more="", entry="largest_number_but_zero_without_any", reference="largest")
+    assert some == []
 
 
 def test_by_default_nan_may_vanish_and_reach_other_rows_of_packed_tensors_alone(found):

@@ -131,7 +131,7 @@ class MemorySanitizer(Watcher):
         self._mark_full(e, buf)
 
     def before_statement(self, e: Emitter, node: Any) -> None:
-        """Look at a barrier of all threads in a branch, or loop, of which threads may run a part."""
+        """Look at a barrier of all threads, where some threads may not come to it."""
         call = node.value if isinstance(node, ir.Evaluate) else None
         if not isinstance(call, ir.Call) or call.op != _SYNC or "barriers" not in self._on:
             return

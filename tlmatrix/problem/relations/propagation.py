@@ -112,6 +112,9 @@ def _relation(
     if extent in ("selected", None):
         nothing = {name: torch.zeros_like(mask) for name, mask in reach.must.items()}
         reach = replace(reach, must=nothing)
+        # Of an element that vanishes the gradient may vanish, too.
+        for gradient in (gradient for gradient, of in problem.gradient_of.items() if of == name):
+            reach.never[gradient][tuple(index)] = False
     reach = replace(reach, compared=partial(_compared, problem, name, index))
     if extent in ("packed", None):
         reach = replace(reach, mixed=partial(_mixed, problem, name, index))
@@ -134,14 +137,18 @@ def _changed(problem: Problem, name: str, index: Sequence[int], value: float) ->
 
 
 def _compared(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
-    """The elements of each result that change if comparisons with NaN go the other way."""
-    other = _changed(problem, name, index, math.nan)
-    with as_products(), _OtherComparisons():
-        turned = _changed(problem, name, index, math.nan).reference()
-    return {
-        of: ~((turned[of] - expected).abs() <= expected.abs() * _NOISE)
-        for of, expected in other.reference().items()
-    }
+    """The elements of each result that change if comparisons with NaN go the other way.
+
+    Or if what selects an element passes over a NaN: `x == x.amax(0)` holds elsewhere then.
+    """
+    expected = _changed(problem, name, index, math.nan).reference()
+    found = {of: torch.zeros_like(each, dtype=torch.bool) for of, each in expected.items()}
+    for turned in (True, False):
+        with as_products(), _OtherComparisons(turned=turned):
+            others = _changed(problem, name, index, math.nan).reference()
+        for of, each in expected.items():
+            found[of] |= ~((others[of] - each).abs() <= each.abs() * _NOISE)
+    return found
 
 
 def _mixed(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
@@ -254,8 +261,13 @@ class _AddedMasks(OperatorMode):  # type: ignore[no-untyped-call]
 class _OtherComparisons(OperatorMode):  # type: ignore[no-untyped-call]
     """Takes the other answer of a comparison with NaN, as `not h > 0` does for `h <= 0`.
 
-    What selects an element, as max pooling does, passes over a NaN, as `if value > best` does.
+    What selects an element, as max pooling does, passes over a NaN, as `if value > best` does;
+    unless `turned`, that alone.
     """
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__()
+        self.turned = turned
 
     def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator, and turn what it says of NaN."""
@@ -265,6 +277,8 @@ class _OtherComparisons(OperatorMode):  # type: ignore[no-untyped-call]
             first = call.args[0].masked_fill(call.args[0].isnan(), least)
             return call.func(first, *call.args[1:], **call.kwargs)
         result, args = call.result(), call.args
+        if not self.turned:
+            return result
         if name in _COMPARISONS and isinstance(result, torch.Tensor):
             for each in args[:2]:
                 if isinstance(each, torch.Tensor) and each.is_floating_point():
