@@ -150,14 +150,23 @@ def test_minutes_end_a_search(project):
     assert _records(project).counts()[Status.PASSED] > 1
 
 
-@pytest.mark.parametrize("words", [(), ("--examples", "3"), ("--minutes", "0.02")])
-def test_specs_without_values_to_try_are_named(project, words):
+@pytest.mark.parametrize("words", [("--examples", "3"), ("--minutes", "0.02")])
+def test_specs_without_sizes_to_try_are_named_and_have_other_numbers(project, words):
     project.spec()
-    outcome = project.tlmatrix("fuzz", "scale.yaml", *words, code=2)
-    assert "none has a section `fuzz` or packed axes; add the values to try" in outcome.out
-    assert "--examples" not in outcome.out
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *words, code=0)
+    assert "scale.yaml: no section `fuzz`, so that sizes are the listed ones; add" in outcome.out
+    ids = [result.case for result in _records(project).results]
+    assert ids
+    assert all("values=" in each for each in ids)
     project.spec(more="fuzz: {axes: {rows: 1..30}}\n")
-    outcome = project.tlmatrix("fuzz", "scale.yaml", *(words or ("--examples", "3")), code=0)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *words, code=0)
+    assert "no section" not in outcome.out
+
+
+def test_specs_without_examples_are_searched_if_there_is_a_limit(project):
+    project.spec()
+    outcome = project.tlmatrix("fuzz", "scale.yaml", code=2)
+    assert "no spec here has fuzz cases in the tier quick; give --examples 20" in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.run.kernel_plan import KernelJob
     from tlmatrix.run.plan import Plan
+    from tlmatrix.spec.model.spec import Spec
 
 _MOST_PLANNED = 512
 """Most cases of a tier from which the kernels of a search are taken."""
@@ -131,6 +132,12 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
             if cluster is not None:
                 cluster.close()
         reporter.end(shown, work.stopped, interrupted=interrupted)
+        if fixed := [each.path for each in targets if _has_listed_sizes(each.spec)]:
+            show(
+                console,
+                f"{', '.join(fixed)}: no section `fuzz`, so that sizes are the listed ones; add "
+                "those to try, such as `fuzz: {axes: {AXIS: 1..300}}`",
+            )
         code = ExitCode.FINDINGS if reporter.failed or reporter.nothing_judged else ExitCode.OK
         if interrupted:
             code = ExitCode.INTERRUPTED
@@ -199,20 +206,11 @@ def _first(groups: list[list[Case]], count: int, seed: int) -> list[list[Case]]:
 def _targets(
     plans: Sequence[Plan], tier: str, folder: Path, *, limit: float | None
 ) -> list[Target]:
-    """The specs with a section `fuzz` or packed axes; without a `limit` those with examples.
-
-    Their paths are relative to `folder`.
-    """
+    """The specs; without a `limit` those with examples. Their paths are relative to `folder`."""
     found = [
         Target(plan.spec, os.path.relpath(plan.spec.path, folder), examples_of(plan.spec, tier))
         for plan in plans
-        if plan.spec.fuzz is not None or packed_axes(plan.spec)
     ]
-    if not found:
-        raise UsageError(
-            "no spec here can be fuzzed: none has a section `fuzz` or packed axes; add the values "
-            "to try to one, such as `fuzz: {axes: {AXIS: 1..300}}`"
-        )
     if limit is None:
         found = [target for target in found if target.examples]
     if not found:
@@ -221,6 +219,11 @@ def _targets(
             f"{{examples: {{{tier}: 20}}}}` to one"
         )
     return found
+
+
+def _has_listed_sizes(spec: Spec) -> bool:
+    """Whether a search varies nothing but the combinations of listed values, and numbers."""
+    return spec.fuzz is None and not packed_axes(spec)
 
 
 def _begun(
