@@ -126,3 +126,26 @@ def times_float32(x):
 
 def rounded_to_float8(x):
     return (x.float() / 3).to(torch.float8_e4m3fn)
+
+
+def mean(x):
+    return x.mean().reshape(1)
+
+
+def mean_with_variance(x):
+    return torch.var_mean(x)[1].reshape(1)
+
+
+def mean_of_a_batch_norm(x):
+    mean, var = x.new_zeros(1), x.new_ones(1)
+    torch.nn.functional.batch_norm(x[:, None], mean, var, training=True, momentum=1.0)
+    return mean
+
+
+def batch_norm_with_running_statistics(x):
+    mean, var = x.new_ones(x.shape[1]), x.new_ones(x.shape[1])
+    return torch.nn.functional.batch_norm(x, mean, var)
+
+
+def mean_of_a_layer_norm(x):
+    return torch.native_layer_norm(x, x.shape, None, None, 1e-5)[1].reshape(1)

@@ -330,3 +330,28 @@ def test_an_input_may_have_the_name_of_the_distribution():
     problem = make(declared, {"rows": 3, "cols": 8, "dtype": "float16"})
     assert problem.names["values"] is problem.inputs["values"]
     assert problem.distribution in DISTRIBUTIONS
+
+
+MEANS = ["mean", "mean_with_variance", "mean_of_a_batch_norm", "mean_of_a_layer_norm"]
+
+
+@pytest.mark.parametrize("reference", MEANS)
+def test_a_mean_of_terms_that_cancel_may_be_added_up_in_any_order(reference):
+    values = {"rows": 2, "cols": 64, "dtype": "float32", "values": "ramp"}
+    declared = make(one_input(reference, grad=False), values)
+    bounds = ReferenceBounds(declared, Tolerance(), "interpreter")
+    x, total = declared.inputs["x"], torch.zeros(1)
+    for column in (*range(0, 64, 2), *range(63, 0, -2)):
+        total = total + x[:, column].sum()
+    mean = total / x.numel() - 2.0**-25
+    assert not deviations({"y": mean}, bounds)
+    assert deviations({"y": mean + 1e-4}, bounds)
+
+
+def test_a_norm_with_running_statistics_computes_no_mean():
+    values = {"rows": 2, "cols": 8, "dtype": "float32"}
+    declared = make(one_input("batch_norm_with_running_statistics", grad=False), values)
+    bounds = ReferenceBounds(declared, Tolerance(), "interpreter")
+    y = (declared.inputs["x"] - 1) * (1 + 1e-5) ** -0.5
+    assert not deviations({"y": y}, bounds)
+    assert deviations({"y": y + 1e-4}, bounds)

@@ -468,16 +468,19 @@ class Declared:
             return self._values(self._run(dtype))
 
         with as_products():
-            sizes = term_sizes(evaluate, self.exact, seed, dtype=dtype)
+            sizes = term_sizes(evaluate, self.exact, seed, dtype=dtype, sums=sums)
             with DetachedMaximum() as mode:
                 plain = evaluate()
             if not mode.used:
                 return sizes
             with DetachedMaximum():
-                return sizes.joined(term_sizes(evaluate, plain, seed, dtype=dtype))
+                return sizes.joined(term_sizes(evaluate, plain, seed, dtype=dtype, sums=sums))
 
     def _with_operands(self) -> dict[str, Callable[[], Problem]]:
         """The problem with a 16-bit dtype of operands, by the texts of dtypes of inputs."""
+        # Float32 rounds what it adds up; in 16 bits, sums that cancel show parts kept in them.
+        floating = [each.dtype for each in self.infos.values() if each.dtype.is_floating_point]
+        sums = all(each.itemsize >= torch.float32.itemsize for each in floating)
         reference = self.reference
         if reference is None or self._operands is not None:
             return {}

@@ -14,7 +14,7 @@ norm: a variance of shifted values is a difference of large numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,33 +114,76 @@ class NarrowCasts(OperatorMode):  # type: ignore[no-untyped-call]
 class SerialSums(OperatorMode):  # type: ignore[no-untyped-call]
     """Adds up in order and in float32, as a thread does that has a sum to itself.
 
-    PyTorch adds pairwise, and running sums on a CPU in float64: it rounds less than a kernel may.
+    PyTorch adds pairwise, and running sums on a CPU in float64, as are the means of norms: it
+    rounds less than a kernel may.
     """
 
     def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator; a sum, a mean and a running sum are added up here."""
         given = call.args[0] if call.args else None
         if (
-            call.name not in ("sum", "mean", "cumsum")
-            or not (isinstance(given, torch.Tensor) and given.is_floating_point())
+            not (isinstance(given, torch.Tensor) and given.is_floating_point())
             or not given.numel()
             or "out" in call.kwargs
         ):
             return call.result()
+        if call.name in _WITH_MEANS:
+            return _with_serial_mean(call, given)
+        if call.name not in ("sum", "mean", "cumsum"):
+            return call.result()
         dtype = call.kwargs.get("dtype") or given.dtype
-        terms = given.detach().to(torch.promote_types(dtype, torch.float32))
         if call.name == "cumsum":
-            return _running_sums(terms, call.args[1]).to(dtype)
-        asked = call.args[1] if len(call.args) > 1 else None
-        dims = [dim % terms.ndim for dim in asked or range(terms.ndim)]
-        kept = [dim for dim in range(terms.ndim) if dim not in dims]
-        rows = terms.permute(*kept, *dims).flatten(len(kept)) if dims else terms[..., None]
-        total = _running_sums(rows, -1)[..., -1]
+            return _running_sums(_terms(given, dtype), call.args[1]).to(dtype)
+        dims = call.args[1] if len(call.args) > 1 else None
+        total = _serial_sum(_terms(given, dtype), dims, keep=bool(call.args[2:] and call.args[2]))
         if call.name == "mean":
-            total = total / rows.shape[-1]
-        if len(call.args) > 2 and call.args[2]:
-            total = total.reshape([1 if i in dims else n for i, n in enumerate(terms.shape)])
+            total = total / (given.numel() / total.numel())
         return total.to(dtype)
+
+
+def _terms(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return given.detach().to(torch.promote_types(dtype, torch.float32))
+
+
+def _serial_sum(
+    terms: torch.Tensor, asked: Sequence[int] | None, *, keep: bool = False
+) -> torch.Tensor:
+    """The sum over dimensions, all of them without any, added up in order."""
+    dims = [dim % terms.ndim for dim in asked or range(terms.ndim)]
+    kept = [dim for dim in range(terms.ndim) if dim not in dims]
+    rows = terms.permute(*kept, *dims).flatten(len(kept)) if dims else terms[..., None]
+    total = _running_sums(rows, -1)[..., -1]
+    if keep:
+        total = total.reshape([1 if i in dims else n for i, n in enumerate(terms.shape)])
+    return total
+
+
+_WITH_MEANS = ("var_mean", "native_layer_norm", "native_batch_norm")
+"""Operators that also compute means."""
+
+
+def _mean_of(
+    call: Call, result: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, list[int] | None, float]:
+    """Where one of `_WITH_MEANS` has left a mean, its dimensions, and the factor it was given."""
+    args, ndim = call.args, call.args[0].ndim
+    if call.name == "var_mean":
+        return result[1], args[1] if args[1:] and not isinstance(args[1], bool) else None, 1.0
+    if call.name == "native_layer_norm":
+        return result[1], [*range(ndim - len(args[1]), ndim)], 1.0
+    running, training, momentum = args[3], args[5], args[6]
+    kept = running if training and running is not None else result[1]
+    return kept, [dim for dim in range(ndim) if dim != 1], momentum if kept is running else 1.0
+
+
+def _with_serial_mean(call: Call, given: torch.Tensor) -> Any:  # noqa: ANN401
+    """The results of one of `_WITH_MEANS` with the mean added up in order."""
+    result, terms = call.result(), _terms(given, given.dtype)
+    kept, dims, factor = _mean_of(call, result)
+    if kept.numel():  # with running statistics there is none
+        difference = _serial_sum(terms, dims) - terms.sum(dims)
+        kept.add_(difference.reshape(kept.shape) * (factor * kept.numel() / given.numel()))
+    return result
 
 
 def _running_sums(terms: torch.Tensor, dim: int) -> torch.Tensor:
@@ -163,12 +206,16 @@ _RUNS = 4
 
 
 class PerturbedArithmetic(OperatorMode):  # type: ignore[no-untyped-call]
-    """Adds a random relative error of up to `unit` to every floating-point operation."""
+    """Adds a random relative error of up to `unit` to every floating-point operation.
 
-    def __init__(self, unit: float, seed: int) -> None:
+    With `sums` an error of a sum, or of a mean, is as large as its terms make it.
+    """
+
+    def __init__(self, unit: float, seed: int, *, sums: bool = False) -> None:
         super().__init__()
         self._unit = unit
         self._seed = seed
+        self._sums = sums
         self._sources: dict[torch.device, torch.Generator] = {}
 
     def run(self, call: Call) -> Any:  # noqa: ANN401
@@ -178,8 +225,17 @@ class PerturbedArithmetic(OperatorMode):  # type: ignore[no-untyped-call]
             return result
         if call.name in {"clone", "_to_copy", "detach", "empty", "zeros"}:
             return result
+        if self._sums and call.name in _WITH_MEANS:
+            kept, dims, factor = _mean_of(call, result)
+            if kept.numel():
+                terms = call.args[0].abs().mean(dims).reshape(kept.shape) * factor
+                self._perturbed(kept, terms)
         if isinstance(result, tuple | list):
             return type(result)(self._perturbed(each) for each in result)
+        if self._sums and call.name in ("sum", "mean") and call.args[0].is_floating_point():
+            return self._perturbed(
+                result, call.func(call.args[0].abs(), *call.args[1:], **call.kwargs)
+            )
         argument = _CANCELLING.get(call.name)
         return self._perturbed(result, None if argument is None else call.args[argument])
 
@@ -192,7 +248,9 @@ class PerturbedArithmetic(OperatorMode):  # type: ignore[no-untyped-call]
             self._sources[result.device] = source
         error = torch.empty_like(result).uniform_(-self._unit, self._unit, generator=source)
         # An infinity, as of a mask, stays: an error of the other sign would make it NaN.
-        size = result if terms is None else torch.maximum(result.abs(), terms.abs())
+        size = result
+        if terms is not None:
+            size = torch.maximum(result.abs(), terms.abs().nan_to_num(0.0, 0.0))
         return result.add_(error.mul_(size).masked_fill_(~result.isfinite(), 0.0))
 
 
@@ -222,6 +280,7 @@ def term_sizes(
     seed: int,
     *,
     dtype: torch.dtype = torch.float64,
+    sums: bool = False,
 ) -> TermSizes:
     """The sizes of the terms of each element of the tensors that `evaluate` computes in `dtype`.
 
@@ -233,13 +292,14 @@ def term_sizes(
         exact: its results without perturbation.
         seed: the same seed gives the same sizes.
         dtype: the dtype of the computation.
+        sums: whether sums are as large as their terms, not as what remains if these cancel.
     """
     unit = UNITS[dtype]
     largest = {name: _finite(tensor).abs() for name, tensor in exact.items()}
     total = {name: torch.zeros_like(size) for name, size in largest.items()}
     spread = {name: size.clone() for name, size in largest.items()}
     for run in range(_RUNS):
-        with PerturbedArithmetic(unit, seed + run):
+        with PerturbedArithmetic(unit, seed + run, sums=sums):
             found = evaluate()
         for name, size in largest.items():
             moved = _finite(found[name].double() - exact[name].double()).abs_() / unit
