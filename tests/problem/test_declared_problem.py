@@ -274,7 +274,24 @@ def test_integers_have_their_least_and_largest_value_more_often():
     found = make(problem, relations=["finite"]).names["x"]
     assert 50 < int((found == -1).sum()) < 150
     assert 50 < int((found == 1000).sum()) < 150
+    assert 20 < int((found == 0).sum()) < 80
+    assert 20 < int((found == 999).sum()) < 80
     assert len(found.unique()) > 300
+
+
+@pytest.mark.parametrize(("reference", "share"), [("torch:mul", 1 / 16), ("torch:div", 0)])
+def test_numbers_have_the_ends_of_their_range_unless_results_are_infinite_then(reference, share):
+    problem = {
+        "inputs": {
+            "x": {"shape": [800], "dtype": "float32", "fill": "normal"},
+            "w": {"shape": [800], "dtype": "float16", "between": [0, 1]},
+        },
+        "outputs": ["y"],
+        "reference": {"function": reference, "call": ["x", "w"]},
+    }
+    found = make(problem).names["w"]
+    for end in (0, 1):
+        assert share / 2 <= float((found == end).double().mean()) <= share * 3 / 2 + 0.01
 
 
 @pytest.mark.parametrize("least", [0, -1])
@@ -286,6 +303,25 @@ def test_distinct_numbers_occur_once_in_a_row_but_the_least_below_0(least):
     assert all(len({*row}) == len(row) for row in rows)
     assert {*made.flatten().tolist()} == {*range(least, 8)}
     assert len({*map(tuple, rows)}) > 90
+    many = {"x": {**x, "shape": [1000, 1], "between": [least, 9]}}
+    made = make({"inputs": many, "outputs": outputs}, relations=["finite"]).names["x"]
+    assert all(int((made == end).sum()) > 130 for end in (0, 9))
+
+
+def test_some_rows_of_integers_with_equal_ranges_agree():
+    few = {"dtype": "int32", "between": [0, 99]}
+    problem = {
+        "inputs": {
+            "draft": {"shape": [400, 4], **few},
+            "target": {"shape": [400, 5], **few},
+            "other": {"shape": [400, 4], **few, "between": [0, 98]},
+        },
+        "outputs": {"y": {"shape": [400], "dtype": "float32"}},
+    }
+    names = make(problem, relations=["finite"]).names
+    draft, target, other = (names[name] for name in problem["inputs"])
+    assert 50 < int((draft == target[:, :4]).all(1).sum()) < 150
+    assert int((draft == other).all(1).sum()) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tlmatrix.problem.declared.carried import (
 )
 from tlmatrix.problem.declared.inputs import (
     dtype_declared,
+    ends_of_ranges,
     generate_inputs,
     packed_dim,
     packing_of,
@@ -647,7 +648,17 @@ def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def declared_case(setup: CaseSetup) -> Declared:
-    """The case with tensors generated from its seed."""
+    """The case with tensors generated from its seed.
+
+    Numbers with a range have its ends, too, if all that the reference computes is finite then.
+    """
+    case = _declared_case(setup)
+    changed = ends_of_ranges(setup, case.declaration, case.inputs)
+    extreme = replace(case, inputs={**case.inputs, **changed})
+    return extreme if changed and extreme.is_finite else case
+
+
+def _declared_case(setup: CaseSetup) -> Declared:
     declaration = declared(setup.spec)
     reference = reference_of(setup, declaration)
     values = setup.values.get("values")

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.family import CaseSetup
 
+_RANK_OF_ENDS = 0.5
+"""What the least and the largest number are ordered by, relative to others: most rows have them."""
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -236,7 +239,8 @@ def generate_inputs(
     not on `seed`.
     """
     source = generator(seed)
-    inputs = {}
+    inputs: dict[str, torch.Tensor] = {}
+    ranges: dict[tuple[Any, int], str] = {}
     summed = summed_dim(declaration) if distribution in OF_PARTS.values() else None
     for index, (name, decl) in enumerate(declaration.inputs.items()):
         path = ("problem", "inputs", name)
@@ -252,8 +256,22 @@ def generate_inputs(
             made = _drawn(setup, decl, path, distribution, source, number)
             paging = paging_of(declaration, decl.sizes, setup.values, setup.seed)
             made = made if paging is None else stale_pool(made, paging, setup.seed)
+            if decl.between is not None and not made.is_floating_point() and not decl.distinct:
+                alike = (bounds_of(setup, decl, path), made.ndim)
+                if alike in ranges:
+                    _agree(made, inputs[ranges[alike]].cpu(), generator(seed ^ 0xA94EE))
+                ranges[alike] = name
         inputs[name] = made.to(setup.device)
     return inputs
+
+
+def _agree(made: torch.Tensor, other: torch.Tensor, source: torch.Generator) -> None:
+    """Give a quarter of the rows the integers of another input, such as drafted tokens."""
+    both = tuple(slice(min(sizes)) for sizes in zip(made.shape, other.shape, strict=True))
+    shape = made[both].shape
+    rows = (*shape[:-1], 1) if len(shape) > 1 else shape
+    chosen = uniform(0, 3, source, rows, torch.int64) == 0
+    made[both] = torch.where(chosen, other[both].to(made.dtype), made[both])
 
 
 @dataclass(frozen=True)
@@ -323,9 +341,30 @@ def _drawn(
 
 
 def _with_ends(made: torch.Tensor, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """An eighth of the elements is the least value, often a sentinel, and one is the largest."""
-    chosen = uniform(0, 7, source, tuple(made.shape), torch.int64)
-    return made.masked_fill(chosen == 0, low).masked_fill(chosen == 1, high)
+    """An eighth of the elements is the least value, often a sentinel, and one is the largest.
+
+    A sixteenth is the value beside each.
+    """
+    chosen = uniform(0, 15, source, tuple(made.shape), torch.int64)
+    for number, end in enumerate((low, low, high, high, min(low + 1, high), max(high - 1, low))):
+        made.masked_fill_(chosen == number, end)
+    return made
+
+
+def ends_of_ranges(
+    setup: CaseSetup, declaration: DeclaredProblem, inputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The floating-point inputs with a range, with its ends in a sixteenth of the elements each."""
+    source, found = generator(setup.seed ^ 0xE4D5), {}
+    for name, decl in declaration.inputs.items():
+        tensor = inputs[name]
+        if decl.between is not None and tensor.is_floating_point():
+            low, high = bounds_of(setup, decl, ("problem", "inputs", name))
+            chosen = uniform(0, 15, source, tuple(tensor.shape), torch.int64).to(tensor.device)
+            wide = tensor.double()  # PyTorch fills no float8
+            wide.masked_fill_(chosen == 0, low).masked_fill_(chosen == 1, high)
+            found[name] = wide.to(tensor.dtype)
+    return found
 
 
 def _distinct(
@@ -336,7 +375,10 @@ def _distinct(
     shape: tuple[int, ...],
     path: KeyPath,
 ) -> torch.Tensor:
-    """Rows of different integers; with a `low` below 0 an eighth of them, and what a row lacks."""
+    """Rows of different integers; with a `low` below 0 an eighth of them, and what a row lacks.
+
+    The least and the largest are among them more often than others.
+    """
     *rows, length = shape or (1,)
     least = max(low, 0)
     count = high - least + 1
@@ -345,7 +387,9 @@ def _distinct(
         raise refuse(setup.spec, (*path, "distinct"), message)
     # Of many numbers some, from the least to the largest.
     some = min(count, max(4 * length, 1024))
-    order = torch.rand(*rows, some, generator=source).argsort(-1)[..., :length]
+    rank = torch.rand(*rows, some, generator=source)
+    rank[..., 0 :: max(1, some - 1)] *= _RANK_OF_ENDS
+    order = rank.argsort(-1)[..., :length]
     made = torch.full((*rows, length), low)
     made[..., : order.shape[-1]] = least + order * (count - 1) // max(1, some - 1)
     if low < 0:
