@@ -48,6 +48,9 @@ _WHOLE = 0.75
 """The share of the cases in which nothing is masked."""
 _SMALLER = 4
 _SHARE = 1 / 8
+_SPECIAL = 0.5
+"""The share of second calls with special values."""
+_SPECIAL_VALUES = ("zero_rows", "one_hot", "constant_rows", "equal_rows")
 """A sum cancels if this share of its elements is so many times smaller."""
 _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 """What is added to inputs by dtype: whole numbers about it are exact, and float32 has enough bits
@@ -88,7 +91,7 @@ class DeclaredRelations:
 
 def _relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
     if kind == "repeat":
-        other = _with_extremes(_other_lengths(case, "normal", case.seed + 1))
+        other = _of_other_values(case)
         because = "a second call must not remember the first"
         judge = () if case.reference is None else (0,)
         yield repeated(other.problem(), case.problem(), because, judge=judge)
@@ -270,6 +273,20 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
 
 
 # Scaled inputs ------------------------------------------------------------------------------------
+
+def _of_other_values(case: Declared) -> Declared:
+    """The case with other inputs and lengths, half of the time of a kind that its seed selects.
+
+    Such as rows of zeros and equal numbers, which a case of few tiers has; else `normal` ones, with
+    extremes where they matter.
+    """
+    pick = seeded_random(case.seed + 13)
+    if case.reference is not None and pick.random() < _SPECIAL:
+        other = _other_lengths(case, pick.choice(_SPECIAL_VALUES), case.seed + 1)
+        if other.is_finite:
+            return other
+    return _with_extremes(_other_lengths(case, "normal", case.seed + 1))
+
 
 
 def _scaled_input(case: Declared) -> Iterator[Relation]:
