@@ -114,7 +114,17 @@ class Declared:
 
     @property
     def differentiable(self) -> dict[str, str]:
-        """Gradient name to input name, for the gradients that are checked."""
+        """Gradient name to input name, for the gradients that are checked.
+
+        There are none where inputs have no elements and the reference returns constants.
+        """
+        wanted = self._wanted_gradients
+        if not wanted or any(self.inputs[name].numel() for name in wanted.values()):
+            return wanted
+        return wanted if any(each.requires_grad for each in self._results.values()) else {}
+
+    @property
+    def _wanted_gradients(self) -> dict[str, str]:
         spec = self.setup.spec
         found = {f"d{name}": name for name, decl in self.declaration.inputs.items() if decl.grad}
         if not self._by_autograd:
@@ -241,7 +251,7 @@ class Declared:
             path = ("problem", "outputs", name, "shape")
             shape = sizes_of(self.setup, self._declared_output(name).shape or (), path)
             dtype = self._dtype(name, None)
-            grad = bool(self.differentiable) and dtype.is_floating_point
+            grad = bool(self._wanted_gradients) and dtype.is_floating_point
             found[name] = _Result(shape, None, grad)
         return found
 
@@ -258,7 +268,7 @@ class Declared:
 
     def _run_once(self, dtype: torch.dtype | None) -> _Run:
         assert self.reference is not None
-        grads = set(self.differentiable.values())
+        grads = set(self._wanted_gradients.values())
         given, leaves = {}, {}
         for name, tensor in self.inputs.items():
             floating = dtype is not None and tensor.is_floating_point()
@@ -292,7 +302,7 @@ class Declared:
         return values | self._gradients(run)
 
     def _gradients(self, run: _Run) -> dict[str, torch.Tensor]:
-        if not run.leaves:
+        if not (run.leaves and self.differentiable):
             return {}
         outputs = [name for name in run.outputs if run.outputs[name].requires_grad]
         grads = torch.autograd.grad(
