@@ -92,6 +92,73 @@ def in_small_parts_of_16_bits(x, w):
     return y
 
 
+def convolution(x, w):
+    return torch.nn.functional.conv2d(x, w)
+
+
+def convolution_in_float32(x, w):
+    return convolution(x.float(), w.float()).to(x.dtype)
+
+
+def by_channels_in_16_bits(x, w):
+    y = 0.0
+    for channel in range(x.shape[1]):
+        part = (each[:, channel : channel + 1].float() for each in (x, w))
+        y = (y + convolution(*part)).to(x.dtype).float()
+    return y.to(x.dtype)
+
+
+def by_columns_in_16_bits(x, w):
+    y, cols = 0.0, x.shape[3] - 2
+    for column in range(3):
+        for channel in range(x.shape[1]):
+            part = w[:, channel : channel + 1, :, column : column + 1].float()
+            shifted = x[:, channel : channel + 1, :, column : column + cols].float()
+            y = (y + convolution(shifted, part)).to(x.dtype).float()
+    return y.to(x.dtype)
+
+
+def sums(x, lengths, dtype=torch.float64):
+    made = []
+    for part in x.split(lengths):
+        total = torch.zeros(x.shape[1], dtype=dtype)
+        for row in part:
+            total = (total.to(torch.promote_types(dtype, torch.float32)) + row).to(dtype)
+        made.append(total)
+    return torch.stack(made)
+
+
+def sums_in_float32(x, lengths):
+    return sums(x, lengths, torch.float32).to(x.dtype)
+
+
+def sums_in_16_bits(x, lengths):
+    return sums(x, lengths, x.dtype)
+
+
+class Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, lengths):
+        ctx.save_for_backward(x)
+        ctx.lengths = lengths
+        return largest_of_each(x, lengths)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        if not len(x):
+            return x.clone(), None
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(largest_of_each(leaf, ctx.lengths), leaf, dy)[0], None
+
+
+def largest_of_each(x, lengths):
+    return torch.stack(
+        [part.max(0).values if len(part) else x.new_zeros(x.shape[1]) for part in x.split(lengths)]
+    )
+
+
 def norm_of_squares_in_16_bits(x):
     square = (x * x).float().mean(1, keepdim=True)
     return (x.float() * (square + 1e-5).rsqrt()).to(x.dtype)
@@ -131,6 +198,14 @@ def place_of_the_least(x):
 
 def place_of_the_least_but_the_first(x):
     return 1 + x[:, 1:].argmin(1)
+
+
+def by_the_largest(x):
+    return x / x.abs().amax(1, keepdim=True).clamp(min=1e-6)
+
+
+def by_the_largest_which_may_be_zero(x):
+    return x / x.abs().amax(1, keepdim=True)
 
 
 def norm(x):
@@ -200,14 +275,6 @@ problem:
     x: {{shape: [rows, n], dtype: float16, grad: true}}
     w: {{shape: [n], dtype: float16, grad: true}}
   outputs: [y]
-def by_the_largest(x):
-    return x / x.abs().amax(1, keepdim=True).clamp(min=1e-6)
-
-
-def by_the_largest_which_may_be_zero(x):
-    return x / x.abs().amax(1, keepdim=True)
-
-
   reference: declared_relations_code:scaled
 entry: declared_relations_code:{entry}
 {call}
@@ -226,6 +293,32 @@ problem:
 entry: declared_relations_code:{entry}
 returns: [y]
 axes: {{rows: [5], k: [40, 33], n: [5, 7], out_dtype: [float32, float8_e4m3fn]}}
+"""
+CONVOLUTION = """
+name: convolution
+problem:
+  inputs:
+    x: {{shape: [n, c, rows, cols], dtype: float16}}
+    w: {{shape: [filters, c, height, width], dtype: float16}}
+  outputs: [y]
+  reference: declared_relations_code:convolution
+entry: declared_relations_code:{entry}
+returns: [y]
+axes: {{n: [1, 2], c: [13, 20], rows: [8], cols: [9], filters: [4, 5], height: [3], width: [3]}}
+checks: [numeric, relations]
+"""
+SEQUENCES = """
+name: sums
+problem:
+  inputs:
+    x: {{shape: [sum(lengths), dim], dtype: float16}}
+  outputs: {{y: {{shape: [len(lengths), dim]}}}}
+  reference: declared_relations_code:{reference}
+entry: declared_relations_code:{entry}
+call: [x, lengths]
+returns: [y]
+axes: {{dim: [8, 9], lengths: [[40, 0, 33], [5, 64]]}}
+checks: [numeric, relations]
 """
 ROWS = """
 name: rows
@@ -266,6 +359,31 @@ def test_accumulators_in_16_bits_are_found_though_the_shape_of_the_result_is_not
     findings = found(text, entry="in_small_parts_of_16_bits", **names)
     assert findings
     assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
+
+
+@pytest.mark.parametrize("entry", ["by_channels_in_16_bits", "by_columns_in_16_bits"])
+def test_accumulators_in_16_bits_are_found_over_taps_and_channels_of_which_each_are_few(
+    found, entry
+):
+    assert found(CONVOLUTION, entry="convolution_in_float32") == []
+    findings = [each for each in found(CONVOLUTION, entry=entry) if each.check == "relations"]
+    assert findings
+    assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
+    assert any("w along c * height * width have opposite signs" in f.detail for f in findings)
+
+
+def test_accumulators_in_16_bits_are_found_of_sums_of_each_sequence(found):
+    assert found(SEQUENCES, reference="sums", entry="sums_in_float32") == []
+    findings = found(SEQUENCES, reference="sums", entry="sums_in_16_bits")
+    assert findings
+    assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
+
+
+def test_inputs_without_elements_have_no_gradient_if_the_reference_returns_constants(found):
+    text = SEQUENCES.replace("numeric, relations", "numeric, gradients, isolation, relations")
+    text = text.replace("float16}}", "float16, grad: true}}")
+    text = text.replace("[[40, 0, 33], [5, 64]]", "[[0], [0, 3], [0, 0, 2]]")
+    assert found(text, reference="largest_of_each", entry="Largest.apply") == []
 
 
 @pytest.mark.parametrize(
@@ -331,6 +449,15 @@ def test_a_largest_or_least_number_at_the_end_of_a_row_is_found(found, name, wro
     assert len(findings) >= least  # of 6 cases
 
 
+def test_second_calls_have_special_values_where_the_first_ones_are_normal(found):
+    text = ROWS.replace("relations]", "repeat]").replace("8]}}", "8], values: [normal]}}")
+    names = {"reference": "by_the_largest", "dtype": "float32"}
+    assert found(text, entry="by_the_largest", **names) == []
+    findings = found(text, entry="by_the_largest_which_may_be_zero", **names)
+    assert findings
+    assert all(each.check == "repeat" and "zero_rows" in each.call for each in findings)
+
+
 @pytest.mark.parametrize("name", ["norm", "softmax", "beside_large"])
 def test_values_far_from_zero_change_nothing_that_the_reference_keeps(found, name):
     for dtype in ("float16", "bfloat16"):
@@ -368,12 +495,3 @@ def test_an_input_that_may_be_left_out_is_left_out(found, call):
 @pytest.mark.parametrize("entry", ["scaled_by_what_is_given", "scaled_unless_without", "Scale"])
 def test_an_input_that_an_entry_needs_is_given(found, entry):
     assert found(SCALED, entry=entry, call="call: {x: x, w: w}") == []
-def test_second_calls_have_special_values_where_the_first_ones_are_normal(found):
-    text = ROWS.replace("relations]", "repeat]").replace("8]}}", "8], values: [normal]}}")
-    names = {"reference": "by_the_largest", "dtype": "float32"}
-    assert found(text, entry="by_the_largest", **names) == []
-    findings = found(text, entry="by_the_largest_which_may_be_zero", **names)
-    assert findings
-    assert all(each.check == "repeat" and "zero_rows" in each.call for each in findings)
-
-

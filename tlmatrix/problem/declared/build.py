@@ -478,6 +478,9 @@ class Declared:
         def evaluate() -> dict[str, torch.Tensor]:
             return self._values(self._run(dtype))
 
+        # Float32 rounds what it adds up; in 16 bits, sums that cancel show parts kept in them.
+        floating = [each.dtype for each in self.infos.values() if each.dtype.is_floating_point]
+        sums = all(each.itemsize >= torch.float32.itemsize for each in floating)
         with as_products():
             sizes = term_sizes(evaluate, self.exact, seed, dtype=dtype, sums=sums)
             with DetachedMaximum() as mode:
@@ -489,9 +492,6 @@ class Declared:
 
     def _with_operands(self) -> dict[str, Callable[[], Problem]]:
         """The problem with a 16-bit dtype of operands, by the texts of dtypes of inputs."""
-        # Float32 rounds what it adds up; in 16 bits, sums that cancel show parts kept in them.
-        floating = [each.dtype for each in self.infos.values() if each.dtype.is_floating_point]
-        sums = all(each.itemsize >= torch.float32.itemsize for each in floating)
         reference = self.reference
         if reference is None or self._operands is not None:
             return {}
@@ -697,5 +697,5 @@ def _sums_in_parts(setup: CaseSetup, declaration: DeclaredProblem) -> dict[str, 
     if summed is None:
         return {}
     path = ("problem", "inputs", summed.input, "shape")
-    (terms,) = sizes_of(setup, (summed.size,), path)
+    (terms,) = sizes_of(setup, summed.sizes, path)
     return {OF_PARTS[summed.axis]: _PARTS} if terms >= _TERMS else {}

@@ -278,14 +278,21 @@ def _agree(made: torch.Tensor, other: torch.Tensor, source: torch.Generator) -> 
 class SummedDim:
     """A dimension of an input that results lack: they are sums over it.
 
-    `axis` is 0, -1 or one between, `size` what the spec declares, `results` are names of outputs
-    and gradients.
+    Or several in a row, as the taps and channels of a convolution. `axis` is the first: 0, -1 or
+    one between; `sizes` are what the spec declares, `results` names of outputs and gradients. Of
+    packed rows `by_sequence` says that results have the sum of each sequence.
     """
 
     input: str
     axis: int
-    size: Expression | int
+    sizes: tuple[Expression | int, ...]
     results: tuple[str, ...]
+    by_sequence: bool = False
+
+    @property
+    def size(self) -> str:
+        """The size, or the product of sizes, as text."""
+        return " * ".join(map(str, self.sizes))
 
 
 def summed_dim(declaration: DeclaredProblem) -> SummedDim | None:
@@ -299,7 +306,8 @@ def summed_dim(declaration: DeclaredProblem) -> SummedDim | None:
         declared = {n: d.shape for n, d in outputs.items() if isinstance(d, OutputDecl)}
         shapes |= {name: shape for name, shape in declared.items() if shape is not None}
     free = {n: d.sizes for n, d in inputs.items() if d.derived is None and d.between is None}
-    return next((each for each in summed_dims(free, shapes) if each.axis in OF_PARTS), None)
+    known = (each for each in summed_dims(free, shapes) if len(free[each.input]) > 1)
+    return next((each for each in known if each.axis in OF_PARTS and len(each.sizes) == 1), None)
 
 
 def summed_dims(
@@ -311,14 +319,27 @@ def summed_dims(
     Both are sizes by name.
     """
     most = max(map(len, inputs.values()), default=0)
+
+    def lacking(size: Expression | int) -> set[str]:
+        if isinstance(size, int):
+            return set()
+        return {name for name, each in results.items() if str(size) not in map(str, each)}
+
     for axis in (0, -1, *range(1, most - 1)):
         for name, sizes in inputs.items():
-            if len(sizes) < 2 or (axis > 0 and axis >= len(sizes) - 1):
+            if len(sizes) < 1 + (axis != 0) or (axis > 0 and axis >= len(sizes) - 1):
                 continue
-            size = sizes[axis]
-            lacking = [n for n, each in results.items() if str(size) not in map(str, each)]
-            if lacking and not isinstance(size, int):
-                yield SummedDim(name, axis, size, tuple(lacking))
+            if found := lacking(sizes[axis]):
+                mine = tuple(each for each in results if each in found)
+                yield SummedDim(name, axis, (sizes[axis],), mine)
+    for name, sizes in inputs.items():
+        for axis in range(len(sizes) - 1):
+            found, span = lacking(sizes[axis]), 1
+            while axis + span < len(sizes) and (both := found & lacking(sizes[axis + span])):
+                found, span = both, span + 1
+            if span > 1 and not (axis and found & lacking(sizes[axis - 1])):
+                mine = tuple(each for each in results if each in found)
+                yield SummedDim(name, axis, tuple(sizes[axis : axis + span]), mine)
 
 
 def _drawn(

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from tlmatrix.problem.declared.cancelling import with_cancelling_parts
 from tlmatrix.problem.declared.inputs import (
-    SummedDim,
-    bounds_of,
     generate_inputs,
     packed_axes,
     packing_of,
     paging_of,
     selected_lengths,
-    summed_dims,
     value_of,
 )
-from tlmatrix.problem.distributions import draw, generator, poison_scale, seeded_random
+from tlmatrix.problem.distributions import generator, poison_scale, seeded_random
 from tlmatrix.problem.model import Relation, judged_alone
 from tlmatrix.problem.relations import balanced_lengths, repeated
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
@@ -38,20 +36,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
     from tlmatrix.problem.relations.batch import Along, Right
 
-_TERMS = 32
-"""The fewest terms of a sum of which parts kept in 16 bits are beyond its error bound."""
-_CANDIDATES = 6
-"""Dimensions tried."""
-_ELEMENTS = 2**16
-"""Elements of inputs up to which a case gets more terms."""
-_WHOLE = 0.75
-"""The share of the cases in which nothing is masked."""
-_SMALLER = 4
-_SHARE = 1 / 8
-_SPECIAL = 0.5
-"""The share of second calls with special values."""
-_SPECIAL_VALUES = ("zero_rows", "one_hot", "constant_rows", "equal_rows")
-"""A sum cancels if this share of its elements is so many times smaller."""
 _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 """What is added to inputs by dtype: whole numbers about it are exact, and float32 has enough bits
 left for the results."""
@@ -64,6 +48,9 @@ _ALIKE = 1e-3
 is added to squares is less."""
 _LAST = 0.75
 """The share of rows whose largest number is the last one; it is the first one of others."""
+_SPECIAL = 0.5
+"""The share of second calls with special values."""
+_SPECIAL_VALUES = ("zero_rows", "one_hot", "constant_rows", "equal_rows")
 _OPTIONAL = 2
 """Of this many cases with optional inputs, one is also called without one of them."""
 _CLOSE = 1e-9
@@ -85,7 +72,7 @@ class DeclaredRelations:
     @cached_property
     def _of_other_values(self) -> Sequence[Relation]:
         case = self.case
-        made = (_with_cancelling_parts, _far_from_zero, _scaled_input, _without_input)
+        made = (with_cancelling_parts, _far_from_zero, _scaled_input, _without_input)
         return [relation for each in made for relation in each(case)]
 
 
@@ -97,127 +84,6 @@ def _relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
         yield repeated(other.problem(), case.problem(), because, judge=judge)
     for axis in packed_axes(case.setup.values, case.declaration):
         yield from DeclaredBatch(case, axis).relations(kind)
-
-
-# Sums whose parts cancel --------------------------------------------------------------------------
-
-
-def _with_cancelling_parts(case: Declared) -> Iterator[Relation]:
-    """Calls in which an input, or a cotangent, has halves of opposite sign, so that sums cancel.
-
-    A kernel that keeps parts of a sum in 16 bits is wrong in it: the parts are large and the sum is
-    small. Each sum is tried once, in an order that the seed selects.
-    """
-    if case.reference is None or case.reference.exact_dtype != torch.float64:
-        return
-    inputs = {n: d for n, d in case.declaration.inputs.items() if d.derived is None}
-    free = {n for n, d in inputs.items() if d.between is None and d.fill is None}
-    free = {name for name in free if case.inputs[name].is_floating_point()}
-    cotangents = case.cotangents if case.differentiable else {}
-    sizes = {name: inputs[name].sizes for name in sorted(free)}
-    sizes |= {f"d{n}": found for n in sorted(cotangents) if (found := case.sizes(n)) is not None}
-    results = {name: case.possible_sizes(name) for name in case.infos}
-    tensors = {**case.inputs, **{f"d{name}": each for name, each in cotangents.items()}}
-    sums = [
-        each
-        for each in summed_dims(sizes, results)
-        if tensors[each.input].shape[each.axis] >= _TERMS
-    ]
-    if not sums:
-        return
-    pick, done = seeded_random(case.seed + 8), set[tuple[str, str]]()
-    positive: dict[str, Declared] = {}
-    for summed in pick.sample(sums, min(_CANDIDATES, len(sums))):
-        size = str(summed.size)
-        names = [name for name in summed.results if (name, size) not in done]
-        if not names:
-            continue
-        if size not in positive:
-            larger, seed = _with_most_terms(case, summed), pick.randrange(2**32)
-            positive[size] = _positive(larger, free, seed, whole=pick.random() < _WHOLE)
-        whole = positive[size]
-        signed = _negated(whole, summed)
-        smaller = frozenset(n for n in names if _cancels(signed.exact[n], whole.exact[n]))
-        if not smaller:
-            continue
-        done |= {(name, size) for name in smaller}
-        yield judged_alone(
-            "cancelling_parts",
-            replace(signed, given_parts=smaller).problem(),
-            because=f"the halves of {summed.input} along {summed.size} have opposite signs, so "
-            f"that sums over {summed.size} cancel: are parts of them kept in 16 bits?",
-            control=whole.problem,
-        )
-
-
-def _with_most_terms(case: Declared, summed: SummedDim) -> Declared:
-    """The case with the largest value of the axis that is the size of a dimension.
-
-    Of those that the spec lists or has a range of; the case itself if it would be far larger.
-    """
-    setup = case.setup
-    axis, fuzzed = str(summed.size), setup.spec.fuzz.axes if setup.spec.fuzz else {}
-    own, within = setup.values.get(axis), fuzzed[axis].range if axis in fuzzed else None
-    listed = [value for value in setup.spec.axes.get(axis, ()) if type(value) is int]
-    if type(own) is not int or not listed:
-        return case
-    most = max([own, *listed, *([within.high] if within else [])])
-    elements = sum(tensor.numel() for tensor in case.inputs.values())
-    if most == own or elements * most > own * max(_ELEMENTS, 4 * elements):
-        return case
-    setup = replace(setup, values={**setup.values, axis: most})
-    if not setup.satisfies_where(setup.values):
-        return case
-    try:
-        inputs = generate_inputs(setup, case.declaration, "normal", case.seed)
-        larger = replace(case, setup=setup, inputs=inputs, given_cotangents=None)
-        _ = larger.exact
-    except Exception:  # noqa: BLE001 - the reference cannot take this size
-        return case
-    return larger
-
-
-def _positive(case: Declared, free: Collection[str], seed: int, *, whole: bool) -> Declared:
-    """The case with values about 1/2 in these inputs and all cotangents.
-
-    With `whole`, each index or length has its largest value, so that masks hide nothing.
-    """
-    source = generator(seed)
-
-    def about_half(tensor: torch.Tensor) -> torch.Tensor:
-        made = draw("cancelling", source, tensor.shape, tensor.dtype, cotangent=True)
-        return made.to(tensor.device)
-
-    inputs = {n: about_half(each) if n in free else each for n, each in case.inputs.items()}
-    cotangents = {name: about_half(each) for name, each in case.cotangents.items()}
-    for name, decl in case.declaration.inputs.items():
-        if whole and decl.between is not None and not decl.distinct:
-            _, most = bounds_of(case.setup, decl, ("problem", "inputs", name))
-            inputs[name] = torch.full_like(inputs[name], most)
-    return replace(case, inputs=inputs, given_cotangents=cotangents, distribution="normal")
-
-
-def _negated(case: Declared, summed: SummedDim) -> Declared:
-    """The case with the second half of one tensor negated along a dimension."""
-
-    def negated(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        half = (tensor.shape[summed.axis] + 1) // 2
-        second = tensor.narrow(summed.axis, half, tensor.shape[summed.axis] - half)
-        second.copy_(-second.double())  # PyTorch negates no float8
-        return tensor
-
-    if summed.input in case.inputs:
-        changed = {**case.inputs, summed.input: negated(case.inputs[summed.input])}
-        return replace(case, inputs=changed)
-    of = summed.input.removeprefix("d")
-    return replace(case, given_cotangents={**case.cotangents, of: negated(case.cotangents[of])})
-
-
-def _cancels(signed: torch.Tensor, positive: torch.Tensor) -> bool:
-    """Whether a part of the elements is far smaller than with terms of one sign."""
-    smaller = (signed.abs() * _SMALLER < positive.abs()) & (positive.abs() < torch.inf)
-    return signed.is_floating_point() and bool(smaller.double().mean() > _SHARE)
 
 
 # Values far from zero -----------------------------------------------------------------------------
@@ -273,20 +139,6 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
 
 
 # Scaled inputs ------------------------------------------------------------------------------------
-
-def _of_other_values(case: Declared) -> Declared:
-    """The case with other inputs and lengths, half of the time of a kind that its seed selects.
-
-    Such as rows of zeros and equal numbers, which a case of few tiers has; else `normal` ones, with
-    extremes where they matter.
-    """
-    pick = seeded_random(case.seed + 13)
-    if case.reference is not None and pick.random() < _SPECIAL:
-        other = _other_lengths(case, pick.choice(_SPECIAL_VALUES), case.seed + 1)
-        if other.is_finite:
-            return other
-    return _with_extremes(_other_lengths(case, "normal", case.seed + 1))
-
 
 
 def _scaled_input(case: Declared) -> Iterator[Relation]:
@@ -420,6 +272,20 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 # Other lengths ------------------------------------------------------------------------------------
+
+
+def _of_other_values(case: Declared) -> Declared:
+    """The case with other inputs and lengths, half of the time of a kind that its seed selects.
+
+    Such as rows of zeros and equal numbers, which a case of few tiers has; else `normal` ones, with
+    extremes where they matter.
+    """
+    pick = seeded_random(case.seed + 13)
+    if case.reference is not None and pick.random() < _SPECIAL:
+        other = _other_lengths(case, pick.choice(_SPECIAL_VALUES), case.seed + 1)
+        if other.is_finite:
+            return other
+    return _with_extremes(_other_lengths(case, "normal", case.seed + 1))
 
 
 def _other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
