@@ -768,6 +768,7 @@ def test_a_factor_without_a_cause_needs_many_rows_of_usual_values(shape, names, 
     problem = Problem(
         {}, names, {}, {"y": TensorInfo("y", dims, torch.float32, 2.0**-24)}, ("y",),
         reference=lambda: {"y": expected}, lowp=lambda: {"y": expected.float()},
+        distribution=names.get("values", ""),
     )  # fmt: skip
     assert only(run(problem, lambda _: {"y": 0.3 * expected.float()})).hint == hint
 

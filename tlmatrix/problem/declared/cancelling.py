@@ -31,6 +31,8 @@ _TERMS = 32
 """The fewest terms of a sum of which parts kept in 16 bits are beyond its error bound."""
 _CANDIDATES = 6
 """Dimensions tried."""
+_SEVERAL = 4
+"""Runs of several dimensions tried."""
 _ELEMENTS = 2**16
 """Elements of inputs up to which a case gets more terms."""
 _WHOLE = 0.75
@@ -65,8 +67,12 @@ def with_cancelling_parts(case: Declared) -> Iterator[Relation]:
     if not sums:
         return
     pick, done = seeded_random(case.seed + 8), set[tuple[str, str]]()
+    single = [each for each in sums if len(each.sizes) == 1]
+    several = [each for each in sums if len(each.sizes) > 1]
+    chosen = pick.sample(single, min(_CANDIDATES, len(single)))
+    chosen += seeded_random(case.seed + 9).sample(several, min(_SEVERAL, len(several)))
     positive: dict[str, Declared] = {}
-    for summed in pick.sample(sums, min(_CANDIDATES, len(sums))):
+    for summed in chosen:
         size = summed.size
         names = [name for name in summed.results if (name, size) not in done]
         if not names:

@@ -367,7 +367,8 @@ def _with_ends(made: torch.Tensor, low: int, high: int, source: torch.Generator)
     A sixteenth is the value beside each.
     """
     chosen = uniform(0, 15, source, tuple(made.shape), torch.int64)
-    for number, end in enumerate((low, low, high, high, min(low + 1, high), max(high - 1, low))):
+    ends = {0: low, 8: low, 1: high, 9: high, 2: min(low + 1, high), 3: max(high - 1, low)}
+    for number, end in ends.items():
         made.masked_fill_(chosen == number, end)
     return made
 

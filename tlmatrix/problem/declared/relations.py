@@ -50,6 +50,8 @@ _LAST = 0.75
 """The share of rows whose largest number is the last one; it is the first one of others."""
 _SPECIAL = 0.5
 """The share of second calls with special values."""
+_SOME = 0.5
+"""The share of their rows with extremes."""
 _SPECIAL_VALUES = ("zero_rows", "one_hot", "constant_rows", "equal_rows")
 _OPTIONAL = 2
 """Of this many cases with optional inputs, one is also called without one of them."""
@@ -277,12 +279,13 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _of_other_values(case: Declared) -> Declared:
     """The case with other inputs and lengths, half of the time of a kind that its seed selects.
 
-    Such as rows of zeros and equal numbers, which a case of few tiers has; else `normal` ones, with
-    extremes where they matter.
+    Such as rows of zeros and equal numbers, which a case of few tiers has; else `normal` ones.
+    Where they matter, with extremes: in half of the rows, or in all.
     """
     pick = seeded_random(case.seed + 13)
     if case.reference is not None and pick.random() < _SPECIAL:
         other = _other_lengths(case, pick.choice(_SPECIAL_VALUES), case.seed + 1)
+        other = _with_extremes(other, _SOME)
         if other.is_finite:
             return other
     return _with_extremes(_other_lengths(case, "normal", case.seed + 1))
@@ -317,8 +320,8 @@ def _other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
     return other if same and shapes == mine else plain
 
 
-def _with_extremes(case: Declared) -> Declared:
-    """The case with the largest, or least, numbers of its inputs at ends of their dimensions.
+def _with_extremes(case: Declared, share: float = 1.0) -> Declared:
+    """The case with the largest, or least, numbers of a share of the rows at ends of dimensions.
 
     Only if the reference takes such numbers: a kernel that leaves out the last element of a maximum
     is right where another one is larger.
@@ -336,7 +339,11 @@ def _with_extremes(case: Declared) -> Declared:
         most = wide.abs().amax(dim, keepdim=True) + 1
         last = torch.rand(most.shape, generator=source) < _LAST
         at = (last * (tensor.shape[dim] - 1)).to(tensor.device)
-        inputs[name] = wide.scatter(dim, at, sign * most).to(tensor.dtype)
+        made = wide.scatter(dim, at, sign * most)
+        if share < 1:
+            some = torch.rand(most.shape, generator=source) < share
+            made = made.where(some.to(made.device), wide)
+        inputs[name] = made.to(tensor.dtype)
     return replace(case, inputs={**case.inputs, **inputs})
 
 
