@@ -219,8 +219,8 @@ def _seed(job: Job) -> int:
 
 
 def _deadlock(error: Exception) -> FindingsError:
-    """The error for ranks that deadlock, or that end with a report, such as that of a race."""
-    reports = getattr(error, "reports", ())
+    """The error for ranks that deadlock, or that end with a report of a kernel, such as a race."""
+    reports = [each for each in getattr(error, "reports", ()) if each.kernel]
     if reports:
         return FindingsError([finding_of(report) for report in reports])
     title, _, detail = str(error).partition("\n")

@@ -190,7 +190,8 @@ def _running_sums(terms: torch.Tensor, dim: int) -> torch.Tensor:
     """Sums of the terms up to each one, each rounded to their dtype."""
     if not terms.ndim:
         return terms
-    return torch.from_numpy(np.add.accumulate(terms.cpu().numpy(), axis=dim)).to(terms.device)
+    with np.errstate(all="ignore"):  # infinities of both signs
+        return torch.from_numpy(np.add.accumulate(terms.cpu().numpy(), axis=dim)).to(terms.device)
 
 
 # Sizes of terms -----------------------------------------------------------------------------------
