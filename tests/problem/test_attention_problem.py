@@ -195,6 +195,8 @@ def test_empty_batch_is_valid():
         dense(33, batch=3, layout="bhsd", causal=True, window=3),
         dense(1, 40, batch=2, layout="bshd", kv_heads=2),
         {**packed([3, 1, 6], layout="padded"), "padding": "left"},
+        packed(1, [17, 0, 40, 5], kv_heads=2, groups=2, layout="cache"),
+        packed(1, [17, 0, 40, 5], kv_heads=2, layout="paged", page_size=16),
     ],
     ids=lambda values: values.get("layout", "packed"),
 )
