@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import re
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -53,6 +54,78 @@ def test_an_executor_is_one_class(project):
     counts = {Status.PASSED: 2, Status.CRASHED: 2, Status.FAILED: 2}
     assert Counter(result.status for result in reported) == counts
     assert read_records(records.path).counts() == counts
+
+
+class _SlowToEnd:
+    """A process that takes its time to end, as one that uses a GPU does."""
+
+    exitcode = None
+
+    def join(self, _timeout=None):
+        time.sleep(0.5)
+        self.exitcode = 0
+
+    def kill(self):
+        self.exitcode = -9
+
+
+class _Threads:
+    """Workers as threads: the first has nothing to do, the second asks, and measures the wait."""
+
+    waited = 0.0
+
+    def __init__(self):
+        self.processes = []
+
+    def start(self, _settings, name, _gpu, _job):
+        ours, theirs = multiprocessing.Pipe()
+        threading.Thread(target=self._work, args=(name, theirs), daemon=True).start()
+        self.processes.append(_SlowToEnd())
+        return self.processes[-1], ours
+
+    def _work(self, name, connection):
+        connection.recv()
+        if name != "worker 0":
+            time.sleep(0.2)  # until the other one ends
+            start = time.monotonic()
+            connection.send(("ask", 7))
+            assert connection.recv() is True
+            self.waited = time.monotonic() - start
+        connection.send(("done", None))
+
+
+@dataclass(frozen=True)
+class _Part:
+    limit: float = 0.0
+    gpus: int = 0
+
+
+class _TwoJobs:
+    over = False
+
+    def __init__(self):
+        self._jobs = [_Part(), _Part()]
+
+    def next_job(self):
+        return self._jobs.pop() if self._jobs else None
+
+    def message(self, _job, _kind, content):
+        return content == 7
+
+    def done(self, _job, _report):
+        pass
+
+    tick = staticmethod(lambda: None)
+
+
+def test_a_worker_that_ends_slowly_keeps_no_other_waiting(tmp_path):
+    threads, records = _Threads(), RecordsWriter(tmp_path / "out.jsonl")
+    settings = WorkerSettings(RunOptions({"backend": "interpreter"}))
+    with CtrlC().deferred() as ctrl_c:
+        Pool(_TwoJobs(), settings, records, 2, GpuAssignment(()), ctrl_c, threads).run()
+    records.close()
+    assert threads.waited < 0.2
+    assert all(each.exitcode == 0 for each in threads.processes)
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,8 @@ class Pool:
     ctrl_c: CtrlC
     executor: Executor = field(default_factory=LocalProcesses)
     _members: list[_Member] = field(default_factory=list)
+    _leaving: list[_Member] = field(default_factory=list)
+    """Workers that have no further job, and may still be ending."""
     _names: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self) -> None:
@@ -276,6 +278,8 @@ class Pool:
             for member in self._members:
                 assert member.process is not None
                 member.process.join()
+            for member in self._leaving:
+                self._join(member)
 
     def _run_here(self) -> None:
         """Run all jobs in this process."""
@@ -388,12 +392,24 @@ class Pool:
             self._send(member, job)
             return
         self._send(member, None)
+        if job is None:
+            # Others wait for answers: a process that uses a GPU takes half a second to end.
+            self._members.remove(member)
+            self._leaving.append(member)
+            self.gpus.release(member.name)
+            return
         self._remove(member)
-        if job is not None:
-            self._start_worker(job)
+        self._start_worker(job)
 
     def _remove(self, member: _Member) -> None:
         """Wait for a worker's process to end and release its GPU."""
+        self._join(member)
+        self._members.remove(member)
+        self.gpus.release(member.name)
+
+    @staticmethod
+    def _join(member: _Member) -> None:
+        """Wait for a worker's process to end, or end it."""
         assert member.process is not None
         assert member.connection is not None
         member.process.join(_END_SECONDS)
@@ -401,8 +417,6 @@ class Pool:
             member.process.kill()
             member.process.join()
         member.connection.close()
-        self._members.remove(member)
-        self.gpus.release(member.name)
 
     def _replace(self, member: _Member) -> None:
         """Start a worker in place of one that ended."""
