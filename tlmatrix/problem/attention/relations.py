@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.relations.batch import Along
     from tlmatrix.spec.values import Value
 
-_OF_MASKS = 6
+_OF_MASKS = 3
 """Of this many padded cases, one is called without the mask of each side."""
 _OPERANDS = ("q", "k", "v", "do")
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
@@ -479,13 +479,12 @@ def _other_padding(case: Attention) -> Relation | None:
     )
 
 
-def _without_mask(case: Attention) -> Relation | None:
-    """A call without the mask of one side, all of whose positions are tokens, beside padding."""
+def _without_mask(side: str, case: Attention) -> Relation | None:
+    """A call without the mask of a side, all of whose positions are tokens, beside padding."""
     setting, setup = case.setting, case.setup
-    pick = setup.seed // 5 % _OF_MASKS
-    if not setting.padded or setting.shared_mask or pick > 1:
+    if not setting.padded or setting.shared_mask or setup.seed // 5 % _OF_MASKS:
         return None
-    side, other = ("q", "k") if pick else ("k", "q")
+    other = "k" if side == "q" else "q"
     # As many positions as the other side has: its mask could be taken for the missing one.
     size = case.structure.padding.masks[f"mask_{other}"].shape[1]
     most = setting.max_seqlen_q if side == "q" else setting.max_seqlen_k
@@ -558,7 +557,8 @@ _IDENTITIES = (
     _keys_permuted,
     _other_layout,
     _other_padding,
-    _without_mask,
+    partial(_without_mask, "q"),
+    partial(_without_mask, "k"),
     _pages_moved,
     _other_page_size,
     _other_cache_layout,
