@@ -53,6 +53,7 @@ from tlmatrix_kernels.attention.reordered import add_tile
 from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
+from tlmatrix_kernels.pipeline import keep_producer_together
 
 
 @T.macro
@@ -229,6 +230,7 @@ def key_block(
     T.clear(dv)
     first, count = mask.query_tiles(key, columns, rows)
     for step in T.Pipelined(count * gradients.heads, num_stages=tiles.stages):
+        keep_producer_together()
         # Truncated division: floor division in every index doubles the compile time.
         query = (first + (T.truncmod(step, count) if gradients.heads > 1 else step)) * rows
         here = head + (T.truncdiv(step, count) if gradients.heads > 1 else 0)
@@ -324,6 +326,7 @@ def query_block(
     T.clear(dq)
     first, count = mask.key_tiles(query, rows, columns)
     for step in T.Pipelined(count, num_stages=tiles.stages):
+        keep_producer_together()
         key = (first + step) * columns
         T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
         T.copy(keys.tile(v, kv_head, key, columns, width_v), v_shared)

@@ -31,6 +31,7 @@ from tlmatrix_kernels.attention.softmax import (
     store_lse,
 )
 from tlmatrix_kernels.attention.tiles import padded
+from tlmatrix_kernels.pipeline import keep_producer_together
 
 
 @T.macro
@@ -70,6 +71,7 @@ def forward_block(
     for step in T.Pipelined(count, num_stages=tiles.stages):
         key = (first + step) * columns
         row = keys.load_row(key)
+        keep_producer_together()
         T.copy(keys.tile(k, kv_head, row, columns, width), k_shared)
         T.clear(s)
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)

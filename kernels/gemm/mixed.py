@@ -37,6 +37,7 @@ from tlmatrix_kernels.gemm.kernel import PANEL
 from tlmatrix_kernels.gemm.operands import op_shapes, op_tile, operands_of, row_multiple
 from tlmatrix_kernels.gemm.tiles import Tiles, mixed_tiles
 from tlmatrix_kernels.parameters import absent, named
+from tlmatrix_kernels.pipeline import keep_producer_together
 from tlmatrix_kernels.target import capability
 
 BITS = {"float16": 16, "bfloat16": 16, "int8": 8, "float8_e4m3fn": 8, "float8_e5m2": 8}
@@ -129,6 +130,8 @@ def mixed_kernel(
 
             T.clear(acc)
             for step in T.Pipelined(T.ceildiv(K, block_k), num_stages=tiles.num_stages):
+                if whole_rows:  # of TMA copies
+                    keep_producer_together()
                 k = step * block_k
                 T.copy(op_tile(A, transpose_a, m, block_m, k, block_k), a_tile, annotations=options)
                 T.copy(op_tile(B, transpose_b, k, block_k, n, block_n), b_tile, annotations=options)

@@ -13,6 +13,8 @@ from typing import Any
 import tilelang.language as T
 from tvm import DataType
 
+from tlmatrix_kernels.pipeline import keep_producer_together
+
 NO_TMA = {"disable_tma": True}
 """Annotation of a copy that the threads do, not TMA."""
 ROW_BYTES = 16
@@ -70,6 +72,11 @@ class Operands:
     b_tile: tuple
     copied: dict[str, bool]
 
+    @property
+    def tma(self):
+        """Whether TMA copies."""
+        return not self.copied
+
 
 def operands_of(orientation, blocks, row_steps, *, tma):
     """The operands of a kernel.
@@ -100,6 +107,8 @@ def sum_products(A, B, a_tile, b_tile, acc, m, n, first, steps, operands, tiles)
         operands.transpose_a, operands.transpose_b, operands.copied,
     )  # fmt: skip
     for step in T.Pipelined(steps, num_stages=tiles.num_stages):
+        if operands.tma:
+            keep_producer_together()
         k = (first + step) * tiles.block_k
         T.copy(
             op_tile(A, transpose_a, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options

@@ -34,6 +34,7 @@ from tlmatrix_kernels.attention.softmax import (
     online_softmax,
 )
 from tlmatrix_kernels.attention.tiles import padded
+from tlmatrix_kernels.pipeline import keep_producer_together
 
 
 @T.macro
@@ -57,6 +58,7 @@ def _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, st
     v_shared = T.alloc_shared([columns, state.acc.shape[1]], dtype)
     s, p, acc = state.s, state.p, state.acc
     for step in T.Pipelined(count, num_stages=tiles.stages):
+        keep_producer_together()
         key = (first + step) * columns
         load(keys, k, k_shared, kv_head, key)
         T.clear(s)

@@ -28,6 +28,7 @@ def product_with_bytes(A, B, C):
     c = T.alloc_fragment((64, 64), "float32")
     T.clear(c)
     for k in T.Pipelined(2, num_stages=2):  # warps of their own copy by TMA
+        T.ptx_commit_group()  # all of which arrive
         T.copy(A[0, k * 64], a)
         T.copy(B[k * 64, 0], b)
         for i, j in T.Parallel(64, 64):

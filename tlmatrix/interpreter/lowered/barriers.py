@@ -26,6 +26,7 @@ class Barriers:
         pending: arrivals that the phase still needs.
         bytes: bytes that the phase still expects.
         phase: how many phases have ended.
+        overtaken: a wait that the next phase may overtake: its block, barrier, warp, and site.
     """
 
     def __init__(self, blocks: int, barriers: int, clocks: Clocks | None) -> None:
@@ -35,7 +36,12 @@ class Barriers:
         )
         self._clocks = clocks
         self._rows = np.arange(blocks)
+        self.overtaken: tuple[int, int, int, int] | None = None
         if clocks is not None:
+            # Of the last wait of each warp: the number of its phase, the warp's clock, the site.
+            self._awaited, self._begun, self._waiting = (
+                np.full((blocks, barriers, clocks.warps), -2, np.int32) for _ in range(3)
+            )
             self._gathered, self._ended = (
                 [np.zeros((blocks, barriers, n), np.int32) for n in clocks.widths()]
                 for _ in range(2)
@@ -109,11 +115,44 @@ class Barriers:
         """End the phases that lack nothing."""
         done = (self.pending[blocks, number] <= 0) & (self.bytes[blocks, number] == 0)
         blocks, number = blocks[done], np.broadcast_to(number, done.shape)[done]
+        if self._clocks is not None and self.overtaken is None:
+            self._overtake(blocks, number)
         self.phase[blocks, number] += 1
         self.pending[blocks, number] += self.count[blocks, number]
         if self._clocks is not None:
             for ended, gathered in zip(self._ended, self._gathered, strict=True):
                 ended[blocks, number] = gathered[blocks, number]
+
+    def _overtake(self, blocks: Array, number: Array) -> None:
+        """Note a wait for the phase before one that ends, if nothing says that it has passed.
+
+        Such a warp may be so slow that it misses the phase: two phases later the barrier has the
+        parity again at which it waits, and may keep it.
+        """
+        behind = self._awaited[blocks, number] == self.phase[blocks, number][:, None] - 1
+        if not behind.any():
+            return
+        warps, known = behind.shape[1], self._gathered[0][blocks, number]
+        seen = known[:, :warps]
+        if alone := self._gathered[2].shape[-1]:
+            of_lanes = self._gathered[2][blocks, number].reshape(-1, warps, alone // warps)
+            seen = np.maximum(seen, of_lanes.max(-1))
+        behind &= seen <= self._begun[blocks, number]
+        for k, warp in np.argwhere(behind)[:1].tolist():
+            block, barrier = int(blocks[k]), int(number[k])
+            self.overtaken = block, barrier, warp, int(self._waiting[block, barrier, warp])
+
+    def begin(self, blocks: Array, number: Array, parity: Array, lanes: Array, site: int) -> None:
+        """Lanes begin to wait for the phase of a parity."""
+        clocks = self._clocks
+        if clocks is None:
+            return
+        block, warp = np.nonzero(clocks.active(lanes)[blocks])
+        phase = self.phase[blocks, number]
+        at = blocks[block], np.broadcast_to(number, blocks.shape)[block], warp
+        self._awaited[at] = (phase - (phase % 2 != parity))[block]
+        self._begun[at] = clocks.known[blocks[block], warp, warp]
+        self._waiting[at] = site
 
     def passed(self, blocks: Array, number: Array, parity: Array) -> bool:
         """Whether the phase of a parity has ended, in all of these blocks."""

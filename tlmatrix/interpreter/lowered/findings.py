@@ -25,6 +25,13 @@ _BETWEEN_THREADS = (
 )
 
 
+_OVERTAKEN = (
+    "of the threads that wait, let all arrive at the barrier for which the other side waits, or "
+    "synchronize them before one does. In a loop of T.Pipelined that TileLang splits between warp "
+    "groups, T.ptx_commit_group() as its first statement lets all threads of the producer arrive"
+)
+
+
 def element(m: Machine, view: View, unit: int) -> tuple[int, ...]:
     """The element of a view that a unit begins with."""
     shadow = view.memory.shadow
@@ -177,9 +184,17 @@ def unordered_registers(
 
 
 def finish(m: Machine) -> None:
-    """Report asynchronous work that outlives the blocks."""
+    """Report waits that may last for ever, and asynchronous work that outlives the blocks."""
     if m.clocks is None or "barriers" not in m.watching.sanitizers:
         return
+    if m.barriers.overtaken is not None:
+        block, barrier, warp, site = m.barriers.overtaken
+        lane = block * m.threads + warp * WARP
+        what = (
+            f"a wait of {thread_name(m, lane)} for mbarrier {barrier} may last for ever: the "
+            "barrier's next phase can end before this thread sees the end of the one it waits for"
+        )
+        report(m, "barriers", "", (), lane, site, what, hint=_OVERTAKEN)
     blocks, warps = m.units.unfinished("stores")
     if len(blocks):
         lane = int(blocks[0]) * m.threads + int(warps[0]) * WARP

@@ -436,8 +436,9 @@ class Machine:
             )
             for blocks, numbers, _, lanes in groups
         ]
-        for blocks, numbers, _, lanes in groups:
+        for blocks, numbers, awaited, lanes in waits:
             self._initialized(blocks, numbers, lanes, site)
+            self.barriers.begin(blocks, numbers, awaited, lanes, site)
         while not all(self.barriers.passed(*each[:3]) for each in waits):
             yield f"a wait at {self.site(site)}"
         self.progress += 1

@@ -332,6 +332,10 @@ def _arrive_later(e: Emitter, call: Call) -> None:
     e.w.line("yield")
 
 
+def _commit_nothing(_e: Emitter, _call: Call) -> None:
+    """A group of no `cp.async`: where there are some, threads have roles."""
+
+
 _MASKED = {
     "tl.mbarrier_wait_parity": _wait_parity,
     "tirx.ptx_arrive_barrier": _arrive,
@@ -344,6 +348,7 @@ _MASKED = {
 
 
 OPERATIONS = Operations(
+    rules=Rules(effects={"tirx.ptx_commit_group": _commit_nothing}),
     of_threads=Rules(
         effects={
             **dict.fromkeys(_GEMMS, _gemm),

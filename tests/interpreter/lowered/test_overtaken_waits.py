@@ -1,0 +1,86 @@
+"""Waits for a phase of an mbarrier that the next phase may overtake, and which then never end."""
+
+from pathlib import Path
+
+import pytest
+import tilelang.language as T
+import torch
+
+from jit_kernel import jit_kernel
+from tlmatrix.interpreter import interpret
+
+
+def overtaken(factory, *arguments):
+    """Which waits may last for ever, by the threads that reports name."""
+    with interpret(arch="sm_90a", lowered=True, sanitize=True, on_report="keep") as run:
+        factory()(*arguments)
+    assert {report.sanitizer for report in run.reports} <= {"barriers"}
+    return [report.message.split(" for mbarrier")[0] for report in run.reports]
+
+
+@jit_kernel(A="f16[64, 128]", B="f16[128, 64]", C="f32[64, 64]", threads=128)
+def pipelined(A, B, C, first):
+    a = T.alloc_shared((64, 32), "float16")
+    b = T.alloc_shared((32, 64), "float16")
+    c = T.alloc_fragment((64, 64), "float32")
+    T.clear(c)
+    for k in T.Pipelined(4, num_stages=2):
+        if first == "commit":
+            T.ptx_commit_group()
+        T.copy(A[0, k * 32], a)
+        T.copy(B[k * 32, 0], b)
+        T.gemm(a, b, c)
+    T.copy(c, C)
+
+
+@pytest.mark.parametrize(("first", "reported"), [("copy", True), ("commit", False)])
+def test_a_producer_of_which_one_thread_arrives_is_reported(first, reported):
+    A, B, C = torch.randn(64, 128).half(), torch.randn(128, 64).half(), torch.zeros(64, 64)
+    found = overtaken(lambda: pipelined(first), A, B, C)
+    assert found == ["a wait of thread 32"] * reported
+    assert torch.allclose(C, A.float() @ B.float(), atol=1e-3)
+
+
+@jit_kernel(X="i32[4]", Y="i32[4]", threads=128)
+def ring(X, Y, steps, arrival):
+    """Threads 0 to 63 pass numbers to the others through a buffer of one."""
+    thread = T.get_thread_binding()
+    slot = T.alloc_shared((1,), "int32")
+    full = T.alloc_barrier(64 if arrival == "all" else 1)
+    free = T.alloc_barrier(64)
+    if thread < 64:
+        for k in T.serial(steps):
+            T.mbarrier_wait_parity(free, (k + 1) % 2)
+            if arrival == "ordered":
+                T.sync_threads(3, 64)
+            if thread == 0:
+                slot[0] = X[k]
+            if arrival == "all" or thread == 0:
+                T.mbarrier_arrive(full)
+    else:
+        for k in T.serial(steps):
+            T.mbarrier_wait_parity(full, k % 2)
+            if thread == 64:
+                Y[k] = slot[0]
+            T.mbarrier_arrive(free)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(
+    ("arrival", "reported"), [("one", True), ("all", False), ("ordered", False)]
+)
+def test_warps_that_wait_must_be_ordered_before_the_arrival_of_one(arrival, reported, steps):
+    X, Y = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    found = overtaken(lambda: ring(steps, arrival), X, Y)
+    assert found == ["a wait of thread 32"] * reported
+    assert Y[:steps].tolist() == list(range(steps))
+
+
+def test_the_report_names_the_line_and_a_remedy():
+    X, Y = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    with interpret(arch="sm_90a", lowered=True, sanitize=True, on_report="keep") as run:
+        ring(4, "one")(X, Y)
+    (report,) = run.reports
+    source = Path(__file__).read_text().split("\n")
+    assert "mbarrier_wait_parity(free" in source[report.line - 1]
+    assert "let all arrive" in report.hint
