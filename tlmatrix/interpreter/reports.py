@@ -205,6 +205,22 @@ class ReportSet:
         return list(self._found.values())
 
 
+ALL_ARRIVE = (
+    "of the threads that wait, let all arrive at the barrier for which the other side waits, or "
+    "synchronize them before one does. In a loop of T.Pipelined that TileLang splits between warp "
+    "groups, T.ptx_commit_group() as its first statement lets all threads of the producer arrive"
+)
+"""What ends waits that a later phase may overtake."""
+
+
+def overtaken_wait(waiting: str, barrier: str) -> str:
+    """A report of a wait for an mbarrier whose next phase may end before it is seen to pass."""
+    return (
+        f"the wait of {waiting} for {barrier} may last for ever: the next phase of the barrier can "
+        "end before the end of the one that is waited for was seen"
+    )
+
+
 def element_name(buffer: str, index: Sequence[int]) -> str:
     """An element as reports name it: `scores[3, 4]`; a variable has no index."""
     return f"{buffer}[{', '.join(str(i) for i in index)}]" if len(index) else buffer

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tlmatrix.interpreter.reports import Party, Report, element_name, source_line
+from tlmatrix.interpreter.reports import (
+    ALL_ARRIVE,
+    Party,
+    Report,
+    element_name,
+    overtaken_wait,
+    source_line,
+)
 
 from .clocks import WARP
 
@@ -22,13 +29,6 @@ if TYPE_CHECKING:
 _BETWEEN_THREADS = (
     "threads of one block run in any order: order them with T.sync_threads(), or let one thread do "
     "it; if the source is right, TileLang lowers it wrongly"
-)
-
-
-_OVERTAKEN = (
-    "of the threads that wait, let all arrive at the barrier for which the other side waits, or "
-    "synchronize them before one does. In a loop of T.Pipelined that TileLang splits between warp "
-    "groups, T.ptx_commit_group() as its first statement lets all threads of the producer arrive"
 )
 
 
@@ -190,11 +190,8 @@ def finish(m: Machine) -> None:
     if m.barriers.overtaken is not None:
         block, barrier, warp, site = m.barriers.overtaken
         lane = block * m.threads + warp * WARP
-        what = (
-            f"a wait of {thread_name(m, lane)} for mbarrier {barrier} may last for ever: the "
-            "barrier's next phase can end before this thread sees the end of the one it waits for"
-        )
-        report(m, "barriers", "", (), lane, site, what, hint=_OVERTAKEN)
+        what = overtaken_wait(thread_name(m, lane), f"mbarrier {barrier}")
+        report(m, "barriers", "", (), lane, site, what, hint=ALL_ARRIVE)
     blocks, warps = m.units.unfinished("stores")
     if len(blocks):
         lane = int(blocks[0]) * m.threads + int(warps[0]) * WARP

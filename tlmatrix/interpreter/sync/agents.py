@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 
 Clock = dict[int, int]
+_BY_ALL = 1 << 40
 
 
 def fenced(agent: int) -> int:
     """The key by which a clock holds how much of an agent's past a proxy fence has covered."""
     return ~agent
+
+
+def by_all(agent: int) -> int:
+    """The key by which a clock holds how much of their past all threads of an agent have shared."""
+    return agent | _BY_ALL
 
 
 def join(into: Clock, other: Clock) -> None:

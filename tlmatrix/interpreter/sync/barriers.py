@@ -24,6 +24,16 @@ class Arrival:
     threads: int
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A wait that has begun: for which phase, the agent's time then, the role, and its line."""
+
+    phase: int
+    time: int
+    by: str
+    line: int
+
+
 @dataclass
 class Mbarrier:
     """One mbarrier of shared memory (PTX ISA, "mbarrier").
@@ -42,6 +52,9 @@ class Mbarrier:
         released: the clock that a wait for the last completed phase acquires.
         arrivals: the arrivals of the phase in progress.
         total: number of all arrivals.
+        waits: the last wait of each agent, by the key of its time in clocks.
+        overtaken: a wait that may last for ever. Nothing says that its agent has passed when the
+            next phase completes: two phases later the barrier has the old parity again.
     """
 
     label: str
@@ -53,6 +66,8 @@ class Mbarrier:
     released: Clock = field(default_factory=dict)
     arrivals: list[Arrival] = field(default_factory=list)
     total: int = 0
+    waits: dict[int, Begun] = field(default_factory=dict)
+    overtaken: Begun | None = None
 
     def __post_init__(self) -> None:
         self.missing = self.count
@@ -60,6 +75,10 @@ class Mbarrier:
     def passes(self, parity: int) -> bool:
         """Whether a wait for `parity` passes now."""
         return (self.phase & 1) != (parity & 1)
+
+    def begin(self, parity: int, key: int, time: int, by: str, line: int) -> None:
+        """An agent begins to wait for `parity`; clocks tell by `key` whether it has passed."""
+        self.waits[key] = Begun(self.phase - self.passes(parity), time, by, line)
 
     def arrive(self, threads: int, clock: Clock, by: str, line: int) -> bool:
         """Arrive; returns False if more threads arrive than a phase takes."""
@@ -90,6 +109,9 @@ class Mbarrier:
 
     def _complete(self) -> None:
         if self.missing == 0 and self.pending_bytes == 0:
+            for key, begun in self.waits.items():
+                if begun.phase == self.phase - 1 and self.gathered.get(key, 0) < begun.time:
+                    self.overtaken = begun
             self.phase += 1
             self.missing = self.count
             self.released = dict(self.gathered)

@@ -18,7 +18,14 @@ from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError, Unsupported
-from tlmatrix.interpreter.reports import Party, Report, ReportSet, rendered
+from tlmatrix.interpreter.reports import (
+    ALL_ARRIVE,
+    Party,
+    Report,
+    ReportSet,
+    overtaken_wait,
+    rendered,
+)
 
 from . import context, settings
 from .agents import located
@@ -29,6 +36,7 @@ from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform, deadloc
 
 if TYPE_CHECKING:
     from .agents import Agent, Clock
+    from .barriers import Begun
     from .roles import Operation
 
 
@@ -111,6 +119,8 @@ class Block:
         """
         before = bar.phase, bar.missing
         if bar.arrive(threads, clock, by, line):
+            if bar.overtaken is not None:
+                self.launch.overtaken(self, bar, bar.overtaken)
             return
         bar.phase, bar.missing = before
         text = (
@@ -378,6 +388,12 @@ class Launch(Scheduler):
         name, index = bar.subject()
         self._add("barriers", block, name, line, text, index)
 
+    def overtaken(self, block: Block, bar: Mbarrier, begun: Begun) -> None:
+        """Report a wait for a phase that the next one may overtake."""
+        name, index = bar.subject()
+        text = overtaken_wait(begun.by, bar.label)
+        self._add("barriers", block, name, begun.line, text, index, ALL_ARRIVE)
+
     def outlived(self, block: Block, name: str, line: int, what: str) -> None:
         """Report asynchronous work that nothing has waited for when its block ends.
 
@@ -399,9 +415,11 @@ class Launch(Scheduler):
         line: int,
         text: str,
         index: tuple[int, ...] = (),
+        hint: str = "",
     ) -> None:
         place = located(self, line)
-        self.findings.add(Report(sanitizer, self.kernel, *place, name, index, block.index, text))
+        found = Report(sanitizer, self.kernel, *place, name, index, block.index, text, hint=hint)
+        self.findings.add(found)
 
     def _stuck(self, block: Block) -> DeadlockError:
         """The error for a deadlock, with reports for the sanitizers."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
 
-from .agents import Agent, BlockAgent, Clock, Wait, fenced, join
+from .agents import Agent, BlockAgent, Clock, Wait, by_all, fenced, join
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .regions import RegionAccess, region_of
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .launches import Block
 
 _SPIN = Spin()
+_WARP = 32
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
 """Asynchronous work that is waited for in groups."""
 _ASYNCHRONOUS_PROXY = frozenset(
@@ -153,11 +154,19 @@ class Role(BlockAgent):
 
     def wait(self, bar: Mbarrier, parity: Any) -> Phase:
         """`T.mbarrier_wait_parity`."""
+        if not self.block.launch.plain:
+            line = sys._getframe(1).f_lineno  # noqa: SLF001
+            # Where TileLang adds barriers, one may stand between the wait and an arrival.
+            alone = self.launch.unordered and self.threads > _WARP
+            key = by_all(self.agent) if alone else self.agent
+            bar.begin(int(parity), key, self.clock[self.agent], self.name, line)
         return Phase(bar, int(parity), self.block.explain)
 
     def arrive(self, bar: Mbarrier, threads: Any) -> None:
         """`T.mbarrier_arrive` by some threads of this role."""
         line = sys._getframe(1).f_lineno  # noqa: SLF001  # the statement that runs
+        if int(threads) * _WARP >= self.threads:  # one of each warp, at least
+            self._all_arrive()
         self.block.arrive(bar, int(threads), self.clock, self.name, line)
         self.tick()
 
@@ -211,13 +220,19 @@ class Role(BlockAgent):
         self._arrive(self.block.thread_barrier(identity, count))
 
     def _arrive(self, bar: ThreadBarrier) -> Wait:
+        self._all_arrive()
         wait = bar.arrive(self.threads, self.clock)
         self.tick()
         return wait
 
+    def _all_arrive(self) -> None:
+        """What the clock includes next, all warps have done."""
+        self.clock[by_all(self.agent)] = self.clock[self.agent]
+
     def meet(self, key: int, members: tuple[int, ...]) -> Wait:
         """Come to a statement that the roles of `members` execute together; the last leads."""
         rendezvous = self.block.rendezvous.setdefault(key, Rendezvous(members))
+        self._all_arrive()
         leads = rendezvous.arrive(self.number, self.clock)
         self.tick()
         return Wait(

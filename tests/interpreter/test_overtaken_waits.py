@@ -10,12 +10,13 @@ from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 
 
-def overtaken(factory, *arguments):
+def overtaken(factory, *arguments, lowered=True):
     """Which waits may last for ever, by the threads that reports name."""
-    with interpret(arch="sm_90a", lowered=True, sanitize=True, on_report="keep") as run:
+    watched = {"barriers", "races"}
+    with interpret(arch="sm_90a", lowered=lowered, sanitize=watched, on_report="keep") as run:
         factory()(*arguments)
     assert {report.sanitizer for report in run.reports} <= {"barriers"}
-    return [report.message.split(" for mbarrier")[0] for report in run.reports]
+    return [report.message.split(" for ")[0] for report in run.reports]
 
 
 @jit_kernel(A="f16[64, 128]", B="f16[128, 64]", C="f32[64, 64]", threads=128)
@@ -37,16 +38,18 @@ def pipelined(A, B, C, first):
 def test_a_producer_of_which_one_thread_arrives_is_reported(first, reported):
     A, B, C = torch.randn(64, 128).half(), torch.randn(128, 64).half(), torch.zeros(64, 64)
     found = overtaken(lambda: pipelined(first), A, B, C)
-    assert found == ["a wait of thread 32"] * reported
+    assert found == ["the wait of thread 32"] * reported
     assert torch.allclose(C, A.float() @ B.float(), atol=1e-3)
 
 
-@jit_kernel(X="i32[4]", Y="i32[4]", threads=128)
+@jit_kernel(
+    X="i32[4]", Y="i32[4]", threads=128, pass_configs={"tl.disable_thread_storage_sync": True}
+)
 def ring(X, Y, steps, arrival):
     """Threads 0 to 63 pass numbers to the others through a buffer of one."""
     thread = T.get_thread_binding()
     slot = T.alloc_shared((1,), "int32")
-    full = T.alloc_barrier(64 if arrival == "all" else 1)
+    full = T.alloc_barrier({"all": 64, "each warp": 2}.get(arrival, 1))
     free = T.alloc_barrier(64)
     if thread < 64:
         for k in T.serial(steps):
@@ -55,7 +58,11 @@ def ring(X, Y, steps, arrival):
                 T.sync_threads(3, 64)
             if thread == 0:
                 slot[0] = X[k]
-            if arrival == "all" or thread == 0:
+            if arrival == "each warp":
+                T.sync_warp()
+                if thread % 32 == 0:
+                    T.mbarrier_arrive(full)
+            elif arrival == "all" or thread == 0:
                 T.mbarrier_arrive(full)
     else:
         for k in T.serial(steps):
@@ -65,20 +72,26 @@ def ring(X, Y, steps, arrival):
             T.mbarrier_arrive(free)
 
 
+@pytest.mark.parametrize("level", ["source", "lowered"])
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize(
-    ("arrival", "reported"), [("one", True), ("all", False), ("ordered", False)]
+    ("arrival", "reported"),
+    [("one", True), ("each warp", False), ("all", False), ("ordered", False)],
 )
-def test_warps_that_wait_must_be_ordered_before_the_arrival_of_one(arrival, reported, steps):
+def test_threads_that_wait_must_be_ordered_before_the_arrival_of_one(
+    arrival, reported, steps, level
+):
     X, Y = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    found = overtaken(lambda: ring(steps, arrival), X, Y)
-    assert found == ["a wait of thread 32"] * reported
+    found = overtaken(lambda: ring(steps, arrival), X, Y, lowered=level == "lowered")
+    behind = {"source": "the wait of threads 0..63", "lowered": "the wait of thread 32"}[level]
+    assert found == [behind] * reported
     assert Y[:steps].tolist() == list(range(steps))
 
 
-def test_the_report_names_the_line_and_a_remedy():
+@pytest.mark.parametrize("lowered", [False, True])
+def test_the_report_names_the_line_and_a_remedy(lowered):
     X, Y = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    with interpret(arch="sm_90a", lowered=True, sanitize=True, on_report="keep") as run:
+    with interpret(arch="sm_90a", lowered=lowered, sanitize=True, on_report="keep") as run:
         ring(4, "one")(X, Y)
     (report,) = run.reports
     source = Path(__file__).read_text().split("\n")
