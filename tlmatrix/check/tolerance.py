@@ -319,10 +319,9 @@ class ReferenceBounds:
         known = name in self._error_bounds or name in self._parts or name not in self._suspected
         if info.of_regions is not None and allowance.floor == "auto" and not known:
             suspected = self._suspected[name]
+            values = self.reference[name], self.lowp[name], allowance, self.regions(name)
             for mask in (np.zeros_like(suspected), suspected):
-                own, low = info.of_regions(mask), self.lowp[name]
-                regions = self.regions(name)
-                yield error_bound(own, self.reference[name], low, allowance, regions, lower=True)
+                yield error_bound(info.of_regions(mask), *values, lower=True)
         yield self.error_bound(name)
 
     @cached_property
@@ -395,9 +394,10 @@ class ReferenceBounds:
         within = stats.within([self.tolerance_of(each.name).factor for each in comparisons])
         for each, part in stats.parts():
             self._stats[each.name] = stats, part
-            if not within[part].all():
+            suspected = ~within[part]
+            if suspected.any():
                 found.add(each.name)
-                self._suspected[each.name] = ~within[part].reshape(each.regions.shape)
+                self._suspected[each.name] = suspected.reshape(each.regions.shape)
         return found
 
     def error_ratio(self) -> float | None:

@@ -397,16 +397,16 @@ class Attention:
 
     def _info_of_regions(self, info: TensorInfo, mask: np.ndarray) -> TensorInfo:
         """See `TensorInfo.of_regions`."""
-        axis = info.dims.index(_sequences_of(info.dims) or info.dims[0])
+        of_sequences = _sequences_of(info.dims)
+        assert of_sequences is not None  # else there is no `of_regions`
+        axis = info.dims.index(of_sequences)
         others = tuple(each for each in range(mask.ndim) if each != axis)
         sequences = frozenset(np.flatnonzero(mask.any(others)).tolist())
+        size = self.exact.values[info.name].abs()
         if info.name == "lse" or not sequences:
-            size = self.exact.values[info.name].abs()
-            size = torch.where(size.isinf(), 0.0, size) if info.name == "lse" else size
-            own = size, torch.zeros_like(size)
+            own = torch.where(size.isinf(), 0.0, size), torch.zeros_like(size)
         else:
             part = self._sized_of(sequences)
-            size = self.exact.values[info.name].abs()
             own = torch.maximum(part.magnitudes[info.name], size), part.spreads[info.name]
         magnitude, spread = (self._sizes(info.name, each) for each in own)
         zero = magnitude.new_zeros(())
