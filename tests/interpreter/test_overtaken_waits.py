@@ -8,6 +8,7 @@ import torch
 
 from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter.errors import DeadlockError
 
 
 def overtaken(factory, *arguments, lowered=True):
@@ -86,6 +87,45 @@ def test_threads_that_wait_must_be_ordered_before_the_arrival_of_one(
     behind = {"source": "the wait of threads 0..63", "lowered": "the wait of thread 32"}[level]
     assert found == [behind] * reported
     assert Y[:steps].tolist() == list(range(steps))
+
+
+@jit_kernel(X="i32[8]", Y="i32[8]", threads=96)
+def watched_by_two(X, Y, readers):
+    """A warp passes numbers to a second one; a third counts them, and may not say so."""
+    thread = T.get_thread_binding()
+    slot = T.alloc_shared((1,), "int32")
+    full = T.alloc_barrier(32)
+    free = T.alloc_barrier(32 * readers)
+    if thread < 32:
+        for k in T.serial(8):
+            T.mbarrier_wait_parity(free, (k + 1) % 2)
+            if thread == 0:
+                slot[0] = X[k]
+            T.mbarrier_arrive(full)
+    elif thread < 64:
+        for k in T.serial(8):
+            T.mbarrier_wait_parity(full, k % 2)
+            if thread == 32:
+                Y[k] = slot[0]
+            T.mbarrier_arrive(free)
+    else:
+        for k in T.serial(8):
+            T.mbarrier_wait_parity(full, k % 2)
+            if readers == 2:
+                T.mbarrier_arrive(free)
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_a_role_that_waits_and_says_so_is_not_overtaken(lowered):
+    X, Y = torch.arange(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+    assert overtaken(lambda: watched_by_two(2), X, Y, lowered=lowered) == []
+
+
+def test_a_role_that_waits_and_does_not_say_so_is_reported_or_hangs():
+    X, Y = torch.arange(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+    assert overtaken(lambda: watched_by_two(1), X, Y) == ["the wait of thread 64"]
+    with pytest.raises(DeadlockError, match=r"threads 64\.\.95 wait for parity 0 of full"):
+        overtaken(lambda: watched_by_two(1), X, Y, lowered=False)
 
 
 @pytest.mark.parametrize("lowered", [False, True])

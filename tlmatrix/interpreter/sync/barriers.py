@@ -52,7 +52,7 @@ class Mbarrier:
         released: the clock that a wait for the last completed phase acquires.
         arrivals: the arrivals of the phase in progress.
         total: number of all arrivals.
-        waits: the last wait of each agent, by the key of its time in clocks.
+        waits: the last two waits of each agent, by the key of its time in clocks.
         overtaken: a wait that may last for ever. Nothing says that its agent has passed when the
             next phase completes: two phases later the barrier has the old parity again.
     """
@@ -66,7 +66,7 @@ class Mbarrier:
     released: Clock = field(default_factory=dict)
     arrivals: list[Arrival] = field(default_factory=list)
     total: int = 0
-    waits: dict[int, Begun] = field(default_factory=dict)
+    waits: dict[int, list[Begun]] = field(default_factory=dict)
     overtaken: Begun | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +78,8 @@ class Mbarrier:
 
     def begin(self, parity: int, key: int, time: int, by: str, line: int) -> None:
         """An agent begins to wait for `parity`; clocks tell by `key` whether it has passed."""
-        self.waits[key] = Begun(self.phase - self.passes(parity), time, by, line)
+        now = Begun(self.phase - self.passes(parity), time, by, line)
+        self.waits[key] = [*self.waits.get(key, ())[-1:], now]
 
     def arrive(self, threads: int, clock: Clock, by: str, line: int) -> bool:
         """Arrive; returns False if more threads arrive than a phase takes."""
@@ -109,9 +110,11 @@ class Mbarrier:
 
     def _complete(self) -> None:
         if self.missing == 0 and self.pending_bytes == 0:
-            for key, begun in self.waits.items():
-                if begun.phase == self.phase - 1 and self.gathered.get(key, 0) < begun.time:
-                    self.overtaken = begun
+            for key, waits in self.waits.items():
+                known = self.gathered.get(key, 0)
+                for begun in waits:
+                    if begun.phase == self.phase - 1 and known < begun.time:
+                        self.overtaken = begun
             self.phase += 1
             self.missing = self.count
             self.released = dict(self.gathered)
