@@ -38,10 +38,8 @@ class Barriers:
         self._rows = np.arange(blocks)
         self.overtaken: tuple[int, int, int, int] | None = None
         if clocks is not None:
-            # Of the last two waits of each warp: the number of the phase, the clock, the site.
-            self._awaited, self._begun, self._waiting = (
-                np.full((2, blocks, barriers, clocks.warps), -2, np.int32) for _ in range(3)
-            )
+            # The last wait of each warp and the one before: phase, clock of the warp, and site.
+            self._waits = np.full((2, 3, blocks, barriers, clocks.warps), -2, np.int32)
             self._gathered, self._ended = (
                 [np.zeros((blocks, barriers, n), np.int32) for n in clocks.widths()]
                 for _ in range(2)
@@ -129,7 +127,8 @@ class Barriers:
         Such a warp may be so slow that it misses the phase: two phases later the barrier has the
         parity again at which it waits, and may keep it.
         """
-        behind = self._awaited[:, blocks, number] == self.phase[blocks, number][:, None] - 1
+        phase, begun, sites = self._waits[:, :, blocks, number].swapaxes(0, 1)
+        behind = phase == self.phase[blocks, number][:, None] - 1
         if not behind.any():
             return
         warps, known = behind.shape[-1], self._gathered[0][blocks, number]
@@ -137,10 +136,9 @@ class Barriers:
         if alone := self._gathered[2].shape[-1]:
             of_lanes = self._gathered[2][blocks, number].reshape(-1, warps, alone // warps)
             seen = np.maximum(seen, of_lanes.max(-1))
-        behind &= seen <= self._begun[:, blocks, number]
-        for last, k, warp in np.argwhere(behind)[:1].tolist():
-            block, barrier = int(blocks[k]), int(number[k])
-            self.overtaken = block, barrier, warp, int(self._waiting[last, block, barrier, warp])
+        behind &= seen <= begun
+        for wait, k, warp in np.argwhere(behind)[:1].tolist():
+            self.overtaken = int(blocks[k]), int(number[k]), warp, int(sites[wait, k, warp])
 
     def begin(self, blocks: Array, number: Array, parity: Array, lanes: Array, site: int) -> None:
         """Lanes begin to wait for the phase of a parity."""
@@ -149,14 +147,12 @@ class Barriers:
             return
         block, warp = np.nonzero(clocks.active(lanes)[blocks])
         phase = self.phase[blocks, number]
+        clock = clocks.known[blocks[block], warp, warp]
         at = blocks[block], np.broadcast_to(number, blocks.shape)[block], warp
-        for last, now in (
-            (self._awaited, (phase - (phase % 2 != parity))[block]),
-            (self._begun, clocks.known[blocks[block], warp, warp]),
-            (self._waiting, site),
-        ):
-            last[1][at] = last[0][at]
-            last[0][at] = now
+        last, before = self._waits
+        before[:, *at] = last[:, *at]
+        awaited = (phase - (phase % 2 != parity))[block]
+        last[:, *at] = awaited, clock, np.full_like(clock, site)
 
     def passed(self, blocks: Array, number: Array, parity: Array) -> bool:
         """Whether the phase of a parity has ended, in all of these blocks."""
