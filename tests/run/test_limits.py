@@ -59,3 +59,22 @@ def test_ctrl_c_in_a_finalizer_ends_the_code_all_the_same(monkeypatch):
     assert time.monotonic() - start < 30
     time.sleep(0.2)  # no Ctrl-C follows the end of the code
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+def test_further_ctrl_c_do_not_interrupt_what_handles_the_first():
+    interrupts, handled = Interrupts(), []
+
+    def handles():
+        with interrupts.watch():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                for number in range(5):
+                    signal.raise_signal(signal.SIGINT)
+                    handled.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        handles()
+    assert handled == [0, 1, 2, 3, 4]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

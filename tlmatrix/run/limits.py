@@ -95,11 +95,14 @@ class Interrupts:
     """Records a Ctrl-C, which the code under test may turn into another exception.
 
     It may also be lost: Python discards exceptions of finalizers, and packages those of optional
-    imports. So it is raised again every `_AGAIN` seconds until the watched code ends.
+    imports. So it is raised again every `_AGAIN` seconds until the watched code ends. Further ones
+    of the user's are not raised: they would interrupt the code that handles the first.
     """
 
     def __init__(self) -> None:
         self.received = False
+        self._due = True
+        """Whether the next signal is raised: the first one, and those that `_repeat` sends."""
         self._ended = threading.Event()
 
     @contextmanager
@@ -109,16 +112,18 @@ class Interrupts:
         if not on_main_thread or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
             yield
             return
-        handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        handler = signal.getsignal(signal.SIGINT)
         try:
+            signal.signal(signal.SIGINT, self._on_interrupt)
             yield
         finally:
             self._ended.set()
             signal.signal(signal.SIGINT, handler)
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.received and self._ended.is_set():
-            return  # raised again just as the code ended
+        if not self._due or (self.received and self._ended.is_set()):
+            return  # of the user again, or raised again just as the code ended
+        self._due = False
         if not self.received:
             self.received = True
             # Not by `threading`, whose locks the interrupted code may hold.
@@ -127,6 +132,7 @@ class Interrupts:
 
     def _repeat(self) -> None:
         while not self._ended.wait(_AGAIN):
+            self._due = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
