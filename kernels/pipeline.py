@@ -7,7 +7,7 @@ from tlmatrix_kernels.target import HOPPER, capability
 
 @T.macro
 def keep_producer_together():
-    """First in a `T.Pipelined` loop of TMA copies: no warp of the producer stays behind.
+    """Before the first copy of a `T.Pipelined` loop of TMA copies: no warp stays behind.
 
     All four warps of the producer wait for a free stage, and one thread loads it. TileLang 0.1.15
     lets that thread alone arrive at the barrier of the consumers, who may use and free the stage

@@ -208,7 +208,7 @@ class ReportSet:
 ALL_ARRIVE = (
     "of the threads that wait, let all arrive at the barrier for which the other side waits, or "
     "synchronize them before one does. In a loop of T.Pipelined that TileLang splits between warp "
-    "groups, T.ptx_commit_group() as its first statement lets all threads of the producer arrive"
+    "groups, T.ptx_commit_group() before its first copy lets all threads of the producer arrive"
 )
 """What ends waits that a later phase may overtake."""
 
