@@ -109,10 +109,10 @@ class Interrupts:
     def watch(self) -> Iterator[None]:
         """Record a Ctrl-C inside and raise KeyboardInterrupt; an ignored one stays ignored."""
         on_main_thread = threading.current_thread() is threading.main_thread()
-        if not on_main_thread or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        handler = signal.getsignal(signal.SIGINT)
+        if not on_main_thread or handler in (signal.SIG_IGN, None):
             yield
             return
-        handler = signal.getsignal(signal.SIGINT)
         try:
             signal.signal(signal.SIGINT, self._on_interrupt)
             yield

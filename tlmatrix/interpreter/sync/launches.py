@@ -121,6 +121,7 @@ class Block:
         if bar.arrive(threads, clock, by, line):
             if bar.overtaken is not None:
                 self.launch.overtaken(self, bar, bar.overtaken)
+                bar.overtaken = None  # later arrivals do not report it again
             return
         bar.phase, bar.missing = before
         text = (
