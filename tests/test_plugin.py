@@ -253,7 +253,7 @@ def test_known_bugs(project, how, mode, code, words):
 def test_a_case_over_its_time_limit_is_a_timeout_and_the_next_one_runs(project):
     project.spec(how="[sleep, right]", rows="[5]")
     outcome = project.pytest(
-        ".", "-q", "-n", "0", "--timeout", "0.3", "--tlmatrix-results", "out.jsonl", "-k", "float32"
+        ".", "-q", "-n", "0", "--timeout", "3", "--tlmatrix-results", "out.jsonl", "-k", "float32"
     )
     assert outcome.code == pytest.ExitCode.TESTS_FAILED
     assert _results(project.folder / "out.jsonl") == {

@@ -41,13 +41,16 @@ def test_a_small_run_has_one_process(project):
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(project, how):
     project.spec(how=f"[right, {how}, wrong]", rows="[5]")
-    out = _run(project, ".", "--results", "out.jsonl", "--timeout", "1.5", code=ExitCode.FINDINGS)
+    out = _run(
+        project, ".", "--results", "out.jsonl", "--timeout", "5", "-k", "dtype=float32",
+        code=ExitCode.FINDINGS,
+    )  # fmt: skip
     ended = "crashed" if how == "exit" else "timeout"
-    assert f"2 passed, 2 failed, 2 {ended}" in out
-    assert f"scale: {ended} in 2 cases" in out
+    assert f"1 passed, 1 failed, 1 {ended}" in out
+    assert f"scale: {ended} in 1 case" in out
     records = read_records(project.folder / "out.jsonl")
     assert records.summary is not None
-    assert records.summary.counts == {"passed": 2, "failed": 2, ended: 2}
+    assert records.summary.counts == {"passed": 1, "failed": 1, ended: 1}
     lines = _recorded(project.folder / "out.jsonl")
     assert sorted(each["case"] for each in lines if each["record"] == "case") == sorted(
         result.case for result in records.results

@@ -62,7 +62,7 @@ class _SlowToEnd:
     exitcode = None
 
     def join(self, _timeout=None):
-        time.sleep(0.5)
+        time.sleep(1)
         self.exitcode = 0
 
     def kill(self):
@@ -124,7 +124,7 @@ def test_a_worker_that_ends_slowly_keeps_no_other_waiting(tmp_path):
     with CtrlC().deferred() as ctrl_c:
         Pool(_TwoJobs(), settings, records, 2, GpuAssignment(()), ctrl_c, threads).run()
     records.close()
-    assert threads.waited < 0.2
+    assert threads.waited < 0.7
     assert all(each.exitcode == 0 for each in threads.processes)
 
 
@@ -150,8 +150,9 @@ def crashing(tmp_path_factory):
     path = project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
     path.write_text(path.read_text().replace("axes:", "axes:\n  values: [normal, large, ramp]"))
     # A kernel that hangs is given its time twice: an exception first, then the process is ended.
+    # The first case of a process may take some seconds where others keep the machine busy.
     process = project.start(
-        "tlmatrix", "run", ".", "-n", "2", "--timeout", "2", "--results", "out.jsonl",
+        "tlmatrix", "run", ".", "-n", "2", "--timeout", "8", "--results", "out.jsonl",
         "-k", "how=right or how=wrong or (values=normal and ((how=exit and rows=5 and "
         "dtype=float32) or (how=hang and rows=5 and dtype=float16) or "
         "(how=sleep and rows=7 and dtype=float16)))",
