@@ -24,12 +24,12 @@ SHAPES = {
 }
 
 
-def measured(name, dims, dtype=torch.float16):
+def measured(name, dims, dtype=torch.float16, device=CPU):
     shape = tuple(dim.size for dim in dims)
     reference = torch.randn(shape, dtype=torch.float64)
     results = (reference + torch.randn(shape) / 100, reference + torch.randn(shape) / 100)
-    got, low = (result.to(dtype) for result in results)
-    return Comparison(name, got, low, reference, Regions(dims, CPU))
+    got, low = (result.to(dtype).to(device) for result in results)
+    return Comparison(name, got, low, reference.to(device), Regions(dims, device))
 
 
 def check(made):
@@ -38,8 +38,8 @@ def check(made):
         for index, result in enumerate((each.got.double(), each.low.double())):
             error = (result - each.reference.double()).abs()
             error[(result == each.reference) | (result.isnan() & each.reference.isnan())] = 0
-            largest = each.regions.largest(error).flatten().numpy()
-            squares = each.regions.sum(error**2).flatten().numpy()
+            largest = each.regions.largest(error).flatten().cpu().numpy()
+            squares = each.regions.sum(error**2).flatten().cpu().numpy()
             np.testing.assert_array_equal(made.largest[index, place], largest)
             np.testing.assert_allclose(made.squares[index, place], squares, rtol=1e-12)
 
@@ -62,8 +62,10 @@ def test_references_of_whole_numbers_of_any_size(dtype):
         check(measure_errors([whole[0]]))
 
 
-def test_tensors_measured_together_equal_separate_ones():
-    check(measure_errors([measured(name, dims) for name, dims in SHAPES.items()]))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_tensors_measured_together_equal_separate_ones(device):
+    place = torch.device(device)
+    check(measure_errors([measured(name, dims, device=place) for name, dims in SHAPES.items()]))
 
 
 def test_different_dtypes_keep_their_values():

@@ -5,8 +5,9 @@ large batch has thousands of regions: dimensions inside a region are reduced at 
 dimension by segment.
 
 Nearly all comparisons pass and need no more than this. Small tensors are concatenated and measured
-together, because a call costs more than its arithmetic. On a CPU, large ones are measured in chunks
-that fit its cache, which is three times faster. Errors of rows are then reduced to regions.
+together, because a call costs more than its arithmetic, and on a GPU each waits for it. On a CPU,
+large ones are measured in chunks that fit its cache, which is three times faster. Errors of rows
+are then reduced to regions.
 """
 
 from __future__ import annotations
@@ -163,8 +164,10 @@ class Regions:
         return squares.div_(self._divisor).sqrt_()
 
     def rms_of_all(self, per_region: torch.Tensor) -> torch.Tensor:
-        """The root mean square over the tensor from that of its regions."""
-        return per_region.square().mul_(self.elements).sum().div_(self._whole).sqrt_()
+        """The root mean square over the tensor from that of its regions, [..., *shape]."""
+        squares = per_region.square().mul_(self.elements)
+        leading = per_region.shape[: per_region.ndim - len(self.shape)]
+        return squares.reshape(*leading, -1).sum(-1).div_(self._whole).sqrt_()
 
     def spread(self, per_region: torch.Tensor) -> torch.Tensor:
         """Expand values per region to elements, in a shape that broadcasts over the tensor."""
@@ -175,6 +178,8 @@ class Regions:
 
 CHUNK = 2**14
 """Elements per chunk on a CPU: 128 KiB of float64, three of which fit the L2 cache."""
+_SMALL = {"cpu": CHUNK, "cuda": 2**20}
+"""The elements below which a tensor is measured together with others."""
 
 
 @dataclass(frozen=True)
@@ -223,20 +228,25 @@ class ErrorStats:
 
 def measure_errors(comparisons: Sequence[Comparison]) -> ErrorStats:
     """Measure the errors of one or more tensors, all with elements."""
-    comparisons = sorted(comparisons, key=_small)
-    rows = np.cumsum([0, *(len(each.regions.of_rows) for each in comparisons)])
-    largest, squares = np.empty((2, 2, rows[-1]))
+    groups: dict[int | str, list[Comparison]] = {}
+    for each in comparisons:
+        groups.setdefault(_group(each), []).append(each)
+    comparisons = [each for group in groups.values() for each in group]
+    count = sum(len(each.regions.of_rows) for each in comparisons)
+    largest, squares = np.empty((2, 2, count))
+    end = 0
     with np.errstate(all="ignore"):  # the sum may overflow if a result is very wrong
-        single = next((n for n, each in enumerate(comparisons) if _small(each)), len(comparisons))
-        for number, each in enumerate(comparisons[:single]):
-            begin, end = rows[number : number + 2]
+        for group in groups.values():
+            begin, end = end, end + sum(len(each.regions.of_rows) for each in group)
             parts = largest[:, begin:end], squares[:, begin:end]
-            on_cpu = each.reference.device.type == "cpu"
-            (_by_row if on_cpu else _at_once)(each, *parts)
-            if on_cpu and np.isnan(parts[0]).any():
-                _at_once(each, *parts)
-        if single < len(comparisons):
-            _together(comparisons[single:], largest[:, rows[single] :], squares[:, rows[single] :])
+            if group[0].reference.device.type != "cpu":
+                _at_once(group, *parts)
+            elif _is_small(group[0]):
+                _together(group, *parts)
+            else:
+                _by_row(group[0], *parts)
+                if np.isnan(parts[0]).any():
+                    _at_once(group, *parts)
         numbers, first = [], 0
         for each in comparisons:
             numbers.append(each.regions.of_rows + first)
@@ -249,9 +259,15 @@ def measure_errors(comparisons: Sequence[Comparison]) -> ErrorStats:
     return ErrorStats(tuple(comparisons), farthest, sums)
 
 
-def _small(each: Comparison) -> bool:
-    """Whether to measure the tensor together with other small ones."""
-    return each.reference.device.type == "cpu" and each.reference.numel() < CHUNK
+def _group(each: Comparison) -> int | str:
+    """The same for tensors that are measured together: small ones, on a GPU of equal rows."""
+    if not _is_small(each):
+        return f"alone {id(each)}"
+    return each.regions.width if each.reference.device.type != "cpu" else "small"
+
+
+def _is_small(each: Comparison) -> bool:
+    return each.reference.numel() < _SMALL.get(each.reference.device.type, CHUNK)
 
 
 def _together(comparisons: Sequence[Comparison], largest: np.ndarray, squares: np.ndarray) -> None:
@@ -299,12 +315,18 @@ def _by_row(each: Comparison, largest: np.ndarray, squares: np.ndarray) -> None:
     norm.square_()
 
 
-def _at_once(each: Comparison, largest: np.ndarray, squares: np.ndarray) -> None:
-    """The same for one tensor in few operations, on any device."""
-    results = torch.stack([each.got.detach().double(), each.low.detach().double()])
-    error = (results - each.reference).abs_()
-    rows = error.masked_fill_(_same(results, each.reference), 0.0).view(2, -1, each.regions.width)
-    largest[:], squares[:] = torch.stack((rows.amax(2), rows.square().sum(2))).cpu().numpy()
+def _at_once(comparisons: Sequence[Comparison], largest: np.ndarray, squares: np.ndarray) -> None:
+    """The same for tensors of one device and width in few operations, and one wait for a GPU."""
+    width = comparisons[0].regions.width
+
+    def rows(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([each.detach().double().reshape(-1, width) for each in tensors])
+
+    both = [each.got for each in comparisons] + [each.low for each in comparisons]
+    reference = rows(each.reference for each in comparisons)
+    results = rows(both).view(2, -1, width)
+    error = (results - reference).abs_().masked_fill_(_same(results, reference), 0.0)
+    largest[:], squares[:] = torch.stack((error.amax(2), error.square().sum(2))).cpu().numpy()
 
 
 def _same(results: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ import torch
 
 from tlmatrix.check.numeric import Deviation
 from tlmatrix.check.tolerance import arithmetic_error
+from tlmatrix.problem.tensors import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,19 +132,33 @@ class _Bias:
 
     def deviation(self) -> Deviation | None:
         """The systematic error of the largest group that has one."""
-        if not math.isfinite(float(self._error.sum())):
-            return None  # infinities that the reference has too
         reference, low = (
             torch.linalg.vector_norm(each, dim=2, keepdim=True)
             for each in (self._expected, self._low)
         )
         size = torch.hypot(reference, low / self._info.roundoff) / self._error.shape[2] ** 0.5
         inverse = torch.where(size > 0, 1 / size, 0.0)
-        return self._mean("of the reference", self._expected * inverse.square()) or self._mean(
-            "of the size of the reference, an offset", inverse
-        )
+        weights = {
+            "of the reference": self._expected * inverse.square(),
+            "of the size of the reference, an offset": inverse,
+        }
+        # Both at once: few launches on a GPU, and one wait for it.
+        values = torch.stack([self._error * weight for weight in weights.values()])
+        large = [
+            (sums.abs() > _SIGMAS * squares.sqrt()).flatten(1).any(1)
+            for sums, squares in self._sums(values)
+        ]
+        for (what, weight), suspected in zip(
+            weights.items(), torch.stack(large).any(0).tolist(), strict=True
+        ):
+            deviation = self._mean(what, weight) if suspected else None
+            if deviation is not None:
+                return deviation
+        return None
 
     def _mean(self, what: str, weight: torch.Tensor) -> Deviation | None:
+        if not math.isfinite(float(self._error.sum())):
+            return None  # infinities that the reference has too
         values = self._error * weight
         groups = list(self._sums(values))
         significant = [sums.abs() > _SIGMAS * squares.sqrt() for sums, squares in groups]
@@ -171,12 +186,15 @@ class _Bias:
         return moved.reshape(moved.shape[: self._heads].numel(), -1, moved.shape[-1])
 
     def _sums(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The sum and the sum of squares of independent values: of all, heads, and columns."""
-        rows = values if self._info.independent_errors == "elements" else values.sum(2, True)
-        sums, squares = rows.sum((1, 2), True), rows.square().sum((1, 2), True)
-        yield sums.sum(0, True), squares.sum(0, True)
+        """The sum and the sum of squares of independent values: of all, heads, and columns.
+
+        Of each of the last three dims, [..., heads, rows, columns].
+        """
+        rows = values if self._info.independent_errors == "elements" else values.sum(-1, True)
+        sums, squares = rows.sum((-2, -1), True), rows.square().sum((-2, -1), True)
+        yield sums.sum(-3, True), squares.sum(-3, True)
         yield sums, squares
-        yield values.sum(1, True), values.square().sum(1, True)
+        yield values.sum(-2, True), values.square().sum(-2, True)
 
     def _squares_of_shared(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
         """The sums of squares as by `_sums`, where several rows of a region share one error.
@@ -397,15 +415,22 @@ def one_sided(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation]
 
     Of integers with a floor of at least 1, and of tensors of 16 bits.
     """
+    tested = [
+        (name, tensor.flatten()[:: -(-got.numel() // _SAMPLES)])
+        for name, got in results.items()
+        if got.numel() >= 2 * _FEWEST_OF_CLASS
+        and _may_truncate(bounds.problem.outputs[name], bounds.tolerance_of(name).floor)
+        for tensor in (got.detach(), bounds.reference[name])
+    ]
+    # So few elements take a CPU less time than launches take a GPU.
+    samples = on_cpu([sample for _, sample in tested])
     found = {}
-    for name, got in results.items():
+    for (name, _), got, exact in zip(tested[::2], samples[::2], samples[1::2], strict=True):
         info = bounds.problem.outputs[name]
-        floor = bounds.tolerance_of(name).floor
-        if got.numel() < 2 * _FEWEST_OF_CLASS or not _may_truncate(info, floor):
-            continue
-        deviation = _truncated(info, got.detach(), bounds.reference[name])
-        if deviation is not None:
-            found[name] = deviation
+        truncation = _truncation(info, got, exact)
+        if truncation is not None:
+            result, reference = results[name].detach(), bounds.reference[name]
+            found[name] = _described_truncation(info, result, reference, *truncation)
     return found
 
 
@@ -428,10 +453,10 @@ class _Errors:
     classes: tuple[torch.Tensor, ...]
 
 
-def _truncated(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> Deviation | None:
-    stride = -(-got.numel() // _SAMPLES)
-    # So few elements take a CPU less time than launches take a GPU.
-    some, exact = (each.flatten()[::stride].cpu() for each in (got, reference))
+def _truncation(
+    info: TensorInfo, some: torch.Tensor, exact: torch.Tensor
+) -> tuple[str, float] | None:
+    """The direction in which elements are rounded, and the share of those by more than half."""
     outward = _outward(info, some, exact)
     if int((outward.abs() > _HALF).sum()) < _SHARE * 2 * _FEWEST_OF_CLASS:
         return None
@@ -451,8 +476,7 @@ def _truncated(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> 
         within = (outward >= -_SLACK) & (outward <= 1 + _SLACK)
         if all(_all_rounded(far, within, each) for each in errors.classes):
             tested = torch.stack(errors.classes).any(0)
-            share = float(far[tested].double().mean())
-            return _described_truncation(info, got, reference, direction, share)
+            return direction, float(far[tested].double().mean())
     return None
 
 

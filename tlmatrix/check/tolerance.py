@@ -195,27 +195,17 @@ def _floors(
         element += info.carried()
         root_carried = regions.rms(info.carried_spread().double().expand(size.shape))
 
-    def root_floor(
-        size: torch.Tensor,
-        spread: torch.Tensor,
-        magnitude: torch.Tensor,
-        carried: torch.Tensor,
-        rows: torch.Tensor,
-    ) -> torch.Tensor:
-        few = 2.5 / rows.clamp_min(1).sqrt()
-        rounding = u * torch.hypot(1.5 * size, (0.5 + few) * spread)
-        return rounding + magnitude / 2 + (0.6 + few) * carried + tiny
-
-    whole = root_floor(
-        regions.rms_of_all(root),
-        regions.rms_of_all(root_spread),
-        regions.rms_of_all(root_magnitude),
-        regions.rms_of_all(root_carried),
-        # Where sizes are too low, fewer rows would count, and each for more.
-        regions.rows(torch.ones_like(scratch)).sum() if lower else rows.sum(),
+    # Where sizes are too low, fewer rows would count, and each for more.
+    all_rows = regions.rows(torch.ones_like(scratch)).sum() if lower else rows.sum()
+    # Those of the regions and, at the end, that of the whole tensor: few launches on a GPU.
+    roots = torch.stack([root, root_spread, root_magnitude, root_carried])
+    root, root_spread, root_magnitude, root_carried = torch.cat(
+        [roots.reshape(4, -1), regions.rms_of_all(roots)[:, None]], 1
     )
-    of_regions = root_floor(root, root_spread, root_magnitude, root_carried, rows)
-    return element, of_regions, whole
+    few = 2.5 / torch.cat([rows.flatten(), all_rows[None]]).clamp_min_(1).sqrt_()
+    rounding = u * torch.hypot(1.5 * root, (0.5 + few) * root_spread)
+    floors = rounding + root_magnitude / 2 + (0.6 + few) * root_carried + tiny
+    return element, floors[:-1].view(regions.shape), floors[-1]
 
 
 def arithmetic_error(info: TensorInfo, reference: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_CACHED = {"cpu": 2**18, "cuda": 2**24}
 """Settings with at most so many scores have their pieces cached."""
-_PADDING = {"cpu": 2**11, "cuda": 2**17}
+_PADDING = {"cpu": 2**11, "cuda": 2**19}
 """Scores of padding, per head, that cost less than the operations of another chunk."""
 
 
@@ -128,7 +128,8 @@ class Rows:
         elif self.gather is not None:
             block = tensor[:, heads].index_select(0, self.gather)
             block = block.view(-1, self.width, *block.shape[1:])
-            block[self.padding] = 0  # a row of another sequence may hold NaN
+            # A row of another sequence may hold NaN.
+            block.masked_fill_(self.padding[..., None, None], 0)
             block = block.transpose(1, 2)
         else:
             flat = tensor[self.begin : self.end, heads]
