@@ -104,7 +104,7 @@ class Attempts:
             raise TimeoutError
         # With little time a case that ignores its end for a moment would end this process.
         most = None if math.isinf(left) else 4 * max(left, 2.0)
-        result = self.runner.run(spec, case, time_limit=most)
+        result = self.runner.run(spec, case, time_limit=most, explained=False)
         if str(result.status) == "timeout":
             raise TimeoutError
         self._known[key] = result

@@ -150,6 +150,7 @@ class Runner:
         reruns: Reruns = "all",
         time_limit: float | None = None,
         refine: Callable[[CaseResult], CaseResult] | None = None,
+        explained: bool = True,
     ) -> CaseResult:
         """Run and judge a case, and record its start and its result.
 
@@ -163,6 +164,7 @@ class Runner:
             time_limit: seconds after which the result is a timeout. If the case never returns to
                 Python, this process ends.
             refine: replaces the result, within the time limit and before it is recorded.
+            explained: as for `judge`.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, also if the code under test caught it; nothing is recorded.
@@ -177,7 +179,7 @@ class Runner:
             # Inside, so that a Ctrl-C ends each case of which the start is on disk.
             if self._records is not None:
                 self._records.start(path, case.id, self._worker)
-            judged = self.judge(spec, case, path=path, reruns=reruns, explained=True)
+            judged = self.judge(spec, case, path=path, reruns=reruns, explained=explained)
             result = judged if refine is None else refine(judged)
         if interrupts.received:
             raise KeyboardInterrupt
