@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+WARP = 32
+"""Threads of a warp."""
+
 # Dynamic shared memory a block may use, and of an SM, in bytes, by architecture.
 _SHARED = dict.fromkeys((80, 87), (166912, 167936))
 _SHARED |= dict.fromkeys((86, 89, 120, 121), (101376, 102400))
@@ -36,7 +39,7 @@ class DeviceProperties:
     regs_per_multiprocessor: int = 65536
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
-    warp_size: int = 32
+    warp_size: int = WARP
     L2_cache_size: int = 50 << 20
     is_integrated: bool = False
     is_multi_gpu_board: bool = False

@@ -15,7 +15,6 @@ from tlmatrix.interpreter.ir.walk import inner_statements, walk
 
 from .usage import JUMPS, is_parallel
 
-_WARP = 32
 _OWN = ("local", "local.var", "local.fragment")
 _PLAIN = (ir.Bind, ir.BufferStore, ir.For, ir.IfThenElse, ir.SeqStmt)
 _IMPURE = ("tl.atomic_", "tl.tileop.", "tirx.call_", "tl.rng", *JUMPS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.threads import is_thread_index, launched_threads
 from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
@@ -22,7 +23,6 @@ from .usage import is_parallel
 # A role is an interval of threads of whole warps that runs the same code. It is found by trying
 # every condition that depends on nothing but the thread index for all threads of the block.
 
-_WARP = 32
 _SCOPES = ("shared.barrier", "shared.tmem", "shared.cluster_barrier")
 
 
@@ -149,7 +149,7 @@ class ThreadIndex:
         sizes = [a.value for a in node.args if isinstance(a, ir.IntImm)]
         if len(sizes) != len(node.args):
             return None
-        size = sizes[0] if sizes else _WARP
+        size = sizes[0] if sizes else WARP
         if node.op == "tl.get_lane_idx":
             return linear % size
         if node.op in ("tl.get_warp_idx", "tl.get_warp_idx_sync"):
@@ -190,7 +190,7 @@ class ThreadIndex:
                 if values is None:
                     continue
                 changes = np.flatnonzero(values[1:] != values[:-1]) + 1
-                if (changes % _WARP == 0).all():
+                if (changes % WARP == 0).all():
                     found.update(int(c) for c in changes)
         return sorted(found)
 

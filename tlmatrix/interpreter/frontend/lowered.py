@@ -28,7 +28,7 @@ from tlmatrix.interpreter.analysis.repeats import unguarded
 from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.gpu import shared_memory_per_block
+from tlmatrix.interpreter.gpu import WARP, shared_memory_per_block
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized
@@ -181,7 +181,6 @@ def positions(func: Any, bases: list[Any]) -> frozenset[int]:
 # same holds for the barriers before the end of a block, where it frees tensor memory.
 
 _AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
-_WARP = 32
 
 
 class LoweredCode:
@@ -222,7 +221,7 @@ class LoweredCode:
         return [
             fault
             for kernel in self._kernels
-            if math.prod(_launched(kernel)) > _WARP
+            if math.prod(_launched(kernel)) > WARP
             for fault in SetEarly(kernel, _Guards(kernel).warps).faults
         ]
 
@@ -232,7 +231,7 @@ class LoweredCode:
         if copy is None:
             return []
         early = any(
-            math.prod(_launched(kernel)) > _WARP
+            math.prod(_launched(kernel)) > WARP
             and is_freed_early(kernel, _Guards(kernel).depends_on_thread)
             for kernel in self._kernels
         )
@@ -272,7 +271,7 @@ class _Guards:
                 if values is None:
                     return None
                 holds &= values != 0
-        return len(np.unique(np.flatnonzero(holds) // _WARP))
+        return len(np.unique(np.flatnonzero(holds) // WARP))
 
 
 # What a kernel needs of a block's memory, and what no GPU of an architecture has ------------------

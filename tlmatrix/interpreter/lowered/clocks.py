@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.gpu import WARP
+
 if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
 
-WARP = 32
 _GROUP = 4
 """Warps of a warp group."""
 _NEVER = 0

@@ -14,10 +14,11 @@ from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 from tlmatrix.interpreter.analysis.expressions import evaluate
 from tlmatrix.interpreter.errors import EMPTY_GRID, DeadlockError, LaunchError, Unsupported
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.ir import nodes as ir
 
 from . import arithmetic, copies, findings, matrices, scans, threads
-from .clocks import WARP, Shadow
+from .clocks import Shadow
 from .copies import im2col_map, tensor_map
 from .lowering import DescriptorCall, Launch
 from .machine import Machine, Watching

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.reports import (
     ALL_ARRIVE,
     Party,
@@ -14,8 +15,6 @@ from tlmatrix.interpreter.reports import (
     overtaken_wait,
     source_line,
 )
-
-from .clocks import WARP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,11 @@ import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError, Unsupported
+from tlmatrix.interpreter.gpu import WARP
 
 from . import findings, races
 from .barriers import Barriers, Named
-from .clocks import WARP, Clocks, Shadow
+from .clocks import Clocks, Shadow
 from .memory import Memory, PackedView, View
 from .registers import Registers
 

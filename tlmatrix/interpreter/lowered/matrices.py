@@ -13,9 +13,9 @@ import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import SynchronizationError
+from tlmatrix.interpreter.gpu import WARP
 
 from .arithmetic import NOTHING, statement
-from .clocks import WARP
 from .copies import swizzled
 from .values import Val, is_float
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.runtime.mathematics import fmax
 
 from .arithmetic import NOTHING
-from .clocks import WARP
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,6 +21,7 @@ from tlmatrix.interpreter.emit.tiles import (
 )
 from tlmatrix.interpreter.emit.values import is_float8
 from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
@@ -233,7 +234,6 @@ def gemm_blockscaled_of_pair(
 # 32 lanes, and the same into the other lanes. So row r of the factor has its word in lane r % 32,
 # column r / 32.
 
-_WARP = 32
 _TENSOR_LANES = 128
 
 
@@ -298,7 +298,7 @@ def _copy(e: Emitter, call: ir.Call) -> None:
 def _transpose(e: Emitter, call: ir.Call) -> None:
     t = threads_of(e, "T.tcgen05_sf_warp_transpose")
     low, high = t.intervals[t.role]
-    if len(t.group) > 1 or high - low != _WARP or (e.mask is not None and not e.mask.scalar):
+    if len(t.group) > 1 or high - low != WARP or (e.mask is not None and not e.mask.scalar):
         raise e.refuse("T.tcgen05_sf_warp_transpose by other threads than those of one warp")
     with t.without_threads(e):
         perform(e, TransposeScales(e, call))
@@ -306,7 +306,7 @@ def _transpose(e: Emitter, call: ir.Call) -> None:
 
 def copy_scales(source: Array, target: Array) -> None:
     """Four words to each lane of a quarter of the lanes, the same to all quarters."""
-    target[...] = np.tile(source.reshape(_WARP, 4), (_TENSOR_LANES // _WARP, 1))
+    target[...] = np.tile(source.reshape(WARP, 4), (_TENSOR_LANES // WARP, 1))
 
 
 def copy_scales_of_pair(
@@ -319,7 +319,7 @@ def copy_scales_of_pair(
 
 def transpose_scales(words: Array) -> None:
     """Transpose 128 words, a matrix of 4 rows, in place."""
-    words[...] = words.reshape(4, _WARP).T.flatten()
+    words[...] = words.reshape(4, WARP).T.flatten()
 
 
 OPERATIONS = Operations(

@@ -17,6 +17,7 @@ from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.threads.statements import emit_attribute
 from tlmatrix.interpreter.emit.values import Val, expression, is_float, literal, numpy_name
 from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.memory import outside
 
@@ -284,9 +285,8 @@ def _check_fragment(e: Emitter, buf: Buf) -> Buf:
     return buf
 
 
-_WARP = 32
-_GROUP = np.arange(_WARP) // 4
-_MEMBER = np.arange(_WARP) % 4
+_GROUP = np.arange(WARP) // 4
+_MEMBER = np.arange(WARP) % 4
 
 
 def _active_warps(mask: Any, threads: int, what: str) -> Any:
@@ -295,10 +295,10 @@ def _active_warps(mask: Any, threads: int, what: str) -> Any:
     Raises:
         InterpreterError: if only some lanes of a warp do.
     """
-    if threads % _WARP:
-        raise InterpreterError(f"{what} in a warp of {threads % _WARP} lanes")
+    if threads % WARP:
+        raise InterpreterError(f"{what} in a warp of {threads % WARP} lanes")
     lanes = np.ones(threads, bool) if mask is None else np.broadcast_to(mask, (threads,))
-    lanes = lanes.reshape(-1, _WARP)
+    lanes = lanes.reshape(-1, WARP)
     if (lanes.any(1) != lanes.all(1)).any():
         raise InterpreterError(f"{what} by some lanes of a warp only")
     return lanes[:, 0]
@@ -337,7 +337,7 @@ def ldmatrix(
     if not warps.size:
         return
     rows = 8 * matrices
-    at = [np.broadcast_to(i, (threads,)).reshape(-1, _WARP)[warps, :rows] for i in index]
+    at = [np.broadcast_to(i, (threads,)).reshape(-1, WARP)[warps, :rows] for i in index]
     last = at[-1] + width - 1
     for i, n in zip((*at, last), (*array.shape, array.shape[-1]), strict=True):
         bad = (i < 0) | (i >= n)
@@ -353,8 +353,8 @@ def ldmatrix(
     part = width // 4
     # [warps, matrices, 8 rows, 4 lanes, part] to [matrices, part, warps, lanes].
     found = found.reshape(len(warps), matrices, 8, 4, part).transpose(1, 4, 0, 2, 3)
-    target = out.reshape(len(out), -1, _WARP)
-    target[start : start + matrices * part, warps] = found.reshape(-1, len(warps), _WARP)
+    target = out.reshape(len(out), -1, WARP)
+    target[start : start + matrices * part, warps] = found.reshape(-1, len(warps), WARP)
 
 
 def factor_a(k: int, part: int) -> tuple[Any, Any]:
@@ -408,7 +408,7 @@ def mma(
 
     def matrices(fragment: tuple[Array, int], shape: tuple[int, int], place: Any) -> Any:
         array, start = fragment
-        values = array[start : start + len(place[0])].reshape(len(place[0]), -1, _WARP)
+        values = array[start : start + len(place[0])].reshape(len(place[0]), -1, WARP)
         found = np.empty((len(warps), *shape), array.dtype)
         found[:, place[0], place[1]] = values[:, warps].swapaxes(0, 1)
         return found
@@ -427,7 +427,7 @@ def mma(
         if rounding is not None:
             rounding.round_into(total, total)
     array, start = c
-    target = array.reshape(len(array), -1, _WARP)
+    target = array.reshape(len(array), -1, WARP)
     target[start : start + 4, warps] = total[:, place[0], place[1]].swapaxes(0, 1)
 
 

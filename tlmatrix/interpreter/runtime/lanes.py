@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.gpu import WARP
 
 from .memory import poison
 
@@ -27,8 +28,6 @@ __all__ = [
     "vote",
     "warp_reduce",
 ]
-
-_WARP = 32
 
 
 def uniform(value: Any, mask: Any, what: str) -> Any:
@@ -109,20 +108,20 @@ def _warps(value: Any, mask: Any, threads: int, blank: Any) -> Any:
     values = np.array(_lanes(value, threads))
     if mask is not None:
         values[~np.broadcast_to(mask, (threads,))] = blank
-    rest = -threads % _WARP
+    rest = -threads % WARP
     if rest:
         values = np.concatenate([values, np.full(rest, blank, values.dtype)])
-    return values.reshape(-1, _WARP)
+    return values.reshape(-1, WARP)
 
 
 def _spread(per_warp: Any, threads: int) -> Any:
-    return np.repeat(per_warp, _WARP)[:threads]
+    return np.repeat(per_warp, WARP)[:threads]
 
 
 def several_warps(mask: Any) -> bool:
     """Whether threads of more than one warp are active."""
     active = np.flatnonzero(mask)
-    return bool(active.size) and int(active[0]) // _WARP != int(active[-1]) // _WARP
+    return bool(active.size) and int(active[0]) // WARP != int(active[-1]) // WARP
 
 
 def vote(kind: str, predicate: Any, mask: Any, threads: int, whole: bool) -> Any:
@@ -140,7 +139,7 @@ def vote(kind: str, predicate: Any, mask: Any, threads: int, whole: bool) -> Any
 def ballot(predicate: Any, mask: Any, threads: int) -> Any:
     """`T.ballot`: a bit for each lane of the warp whose predicate holds (uint64)."""
     warps = _warps(np.asarray(predicate) != 0, mask, threads, blank=False)
-    weights = np.left_shift(np.uint64(1), np.arange(_WARP, dtype=np.uint64))
+    weights = np.left_shift(np.uint64(1), np.arange(WARP, dtype=np.uint64))
     return _spread((warps * weights).sum(1).astype(np.uint64), threads)
 
 
@@ -149,7 +148,7 @@ def match_lanes(kind: str, value: Any, mask: Any, threads: int) -> Any:
     values = _warps(value, None, threads, 0)
     active = _warps(np.ones(threads, bool), mask, threads, blank=False)
     same = (values[:, :, None] == values[:, None, :]) & active[:, None, :]
-    weights = np.left_shift(np.uint64(1), np.arange(_WARP, dtype=np.uint64))
+    weights = np.left_shift(np.uint64(1), np.arange(WARP, dtype=np.uint64))
     bits = (same * weights).sum(-1)
     if kind == "all":
         whole = (active * weights).sum(-1)[:, None]
@@ -185,11 +184,11 @@ def warp_reduce(kind: str, value: Any, mask: Any, threads: int) -> Any:
     All lanes of a warp must take part; where some are switched off the result is poison.
     """
     values = np.array(_lanes(value, threads))
-    if threads % _WARP:
-        raise InterpreterError(f"T.warp_reduce_{kind} in a warp of {threads % _WARP} lanes")
-    warps = values.reshape(-1, _WARP)
+    if threads % WARP:
+        raise InterpreterError(f"T.warp_reduce_{kind} in a warp of {threads % WARP} lanes")
+    warps = values.reshape(-1, WARP)
     for distance in (16, 8, 4, 2, 1):
-        warps = _REDUCE[kind](warps, warps[:, np.arange(_WARP) ^ distance]).astype(values.dtype)
+        warps = _REDUCE[kind](warps, warps[:, np.arange(WARP) ^ distance]).astype(values.dtype)
     out = warps.reshape(-1)
     if mask is not None:
         whole = _warps(np.ones(threads, bool), mask, threads, blank=False).all(1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
+from tlmatrix.interpreter.gpu import WARP
 
 from .agents import Agent, BlockAgent, Clock, Wait, by_all, fenced, join
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from .launches import Block
 
 _SPIN = Spin()
-_WARP = 32
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
 """Asynchronous work that is waited for in groups."""
 _ASYNCHRONOUS_PROXY = frozenset(
@@ -157,7 +157,7 @@ class Role(BlockAgent):
         if not self.block.launch.plain:
             line = sys._getframe(1).f_lineno  # noqa: SLF001
             # Where TileLang adds barriers, one may stand between the wait and an arrival.
-            alone = self.launch.unordered and self.threads > _WARP
+            alone = self.launch.unordered and self.threads > WARP
             key = by_all(self.agent) if alone else self.agent
             bar.begin(int(parity), key, self.clock[self.agent], self.name, line)
         return Phase(bar, int(parity), self.block.explain)
@@ -165,7 +165,7 @@ class Role(BlockAgent):
     def arrive(self, bar: Mbarrier, threads: Any) -> None:
         """`T.mbarrier_arrive` by some threads of this role."""
         line = sys._getframe(1).f_lineno  # noqa: SLF001  # the statement that runs
-        if int(threads) * _WARP >= self.threads:  # one of each warp, at least
+        if int(threads) * WARP >= self.threads:  # one of each warp, at least
             self._all_arrive()
         self.block.arrive(bar, int(threads), self.clock, self.name, line)
         self.tick()

@@ -17,6 +17,7 @@ from tlmatrix.interpreter.emit.emitter import write_statement
 from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.threads import Threads
 from tlmatrix.interpreter.emit.values import Val
+from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.threads import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from .monitor import Findings
     from .observer import SiteTable
 
-_WARP = 32
 _DEFAULT_THREADS = 128
 """What TileLang launches where a kernel does not say."""
 
@@ -69,7 +69,7 @@ class RepeatSanitizer(Observer):
         """Run the statements again."""
         for repeat in self._ends.get(node, ()):
             threads = self._threads_at(e, node)
-            if threads > _WARP and not _varies(e, repeat):
+            if threads > WARP and not _varies(e, repeat):
                 mask = e.mask
                 if mask is None:
                     self._run_again(e, repeat, threads)
