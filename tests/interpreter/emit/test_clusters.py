@@ -85,7 +85,7 @@ def test_an_mbarrier_that_waits_for_more_threads_than_come_is_a_deadlock():
 
 
 @jit_kernel(A="b16[256, 128]", B="b16[128, 64]", C="f32[256, 64]")
-def product_of_pairs(A, B, C, stages, first_alone):
+def product_of_pairs(A, B, C, stages, first_alone, both_wait=True):
     """C = A @ B: two blocks load rows of A and half of B each; the first multiplies.
 
     The last warps read tensor memory, which the first frees at its end: TileLang puts a barrier of
@@ -130,7 +130,8 @@ def product_of_pairs(A, B, C, stages, first_alone):
             if rank == 0:
                 T.tcgen05_mma_arrive(full, arrive_2cta=True)
         elif tx >= 128:
-            T.mbarrier_wait_parity(full, 0)
+            if both_wait or rank == 0:
+                T.mbarrier_wait_parity(full, 0)
             T.copy(c, out)
             T.copy(out, C[bx * 128, by * 64])
 
@@ -140,6 +141,47 @@ def product_of_pairs(A, B, C, stages, first_alone):
 def test_two_blocks_multiply_together(schedule, first_alone):
     a, b = torch.randint(-4, 5, (256, 128)).bfloat16(), torch.randint(-4, 5, (128, 64)).bfloat16()
     c = torch.empty(256, 64)
-    with interpret(arch="sm_100a"), scheduled(schedule, seed=3):
+    with interpret(arch="sm_100a", sanitize=True) as run, scheduled(schedule, seed=3):
         product_of_pairs(2, first_alone)(a, b, c)
     assert torch.equal(c, a.float() @ b.float())
+    assert not run.reports
+
+
+def test_the_second_block_must_wait_for_the_product_that_the_first_issued():
+    a, b = torch.randn(256, 128).bfloat16(), torch.randn(128, 64).bfloat16()
+    with interpret(arch="sm_100a", sanitize={"races"}, on_report="keep") as run:
+        product_of_pairs(2, True, both_wait=False)(a, b, torch.empty(256, 64))
+    report = run.reports[0]
+    assert report.sanitizer == "races"
+    assert report.buffer == "c"
+    assert report.block == (1, 0)
+    assert "the tcgen05 MMA issued by threads 32..63 of block (0, 0)" in report.message
+
+
+def test_a_product_of_two_blocks_reads_what_one_has_not_loaded():
+    a, b = torch.randn(256, 32).bfloat16(), torch.randn(32, 64).bfloat16()
+    with interpret(arch="sm_100a", sanitize=True, on_report="keep") as run:
+        unloaded_half()(a, b, torch.empty(256, 64))
+    found = [r for r in run.reports if r.sanitizer == "uninitialised"]
+    assert [r.buffer for r in found] == ["b"]
+
+
+@jit_kernel(A="b16[256, 32]", B="b16[32, 64]", C="f32[256, 64]")
+def unloaded_half(A, B, C):
+    """Only the first block loads its half of B."""
+    with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+        a = T.alloc_shared((128, 32), "bfloat16")
+        b = T.alloc_shared((32, 32), "bfloat16")
+        c = T.alloc_tmem([128, 64], "float32")
+        out = T.alloc_fragment((128, 64), "float32")
+        full = T.alloc_barrier([1])
+        rank = T.block_rank_in_cluster()
+        T.copy(A[bx * 128, 0], a)
+        if rank == 0:
+            T.copy(B[0, 0], b)
+        T.cluster_sync()
+        if T.get_thread_binding() < 32 and rank == 0:
+            T.tcgen05_gemm(a, b, c, mbar=full, clear_accum=True, use_2cta=True)
+        T.mbarrier_wait_parity(full, 0)
+        T.copy(c, out)
+        T.copy(out, C[bx * 128, 0])

@@ -5,7 +5,13 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import SynchronizationError, Unsupported, interpret, scheduled
+from tlmatrix.interpreter import (
+    DeadlockError,
+    SynchronizationError,
+    Unsupported,
+    interpret,
+    scheduled,
+)
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -13,9 +19,11 @@ SCHEDULES = ["eager", "lazy", "random", "adversarial"]
 
 
 @jit_kernel(X="f16[8, 3, 16]", Y="f16[8, 3, 16]")
-def multicast(X, Y, mask):
+def multicast(X, Y, mask, together=True):
     with T.ClusterKernel(8, threads=128, cluster_dims=4) as bx:
         tile = T.alloc_shared((3, 16), "float16")
+        if together:
+            T.cluster_sync()
         for k in T.serial(3):
             T.copy_cluster(X[bx, k, :], tile[k, :], cluster_mask=mask)
             T.cluster_sync()
@@ -26,8 +34,9 @@ def multicast(X, Y, mask):
 @pytest.mark.parametrize("mask", [0b0011, 0b1110, 0b1111])
 def test_the_first_block_of_the_mask_loads_for_all_of_it(mask, schedule):
     x, y = torch.randn(8, 3, 16).half(), torch.empty(8, 3, 16, dtype=torch.float16)
-    with scheduled(schedule, seed=2):
+    with interpret(sanitize=True) as run, scheduled(schedule, seed=2):
         multicast(mask)(x, y)
+    assert not run.reports
     first = (mask & -mask).bit_length() - 1
     source = [b - b % 4 + first if mask >> b % 4 & 1 else b for b in range(8)]
     assert torch.equal(y, x[source])
@@ -48,6 +57,7 @@ def multicast_ring(X, Y, slots, together=True):
     with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
         tile = T.alloc_shared((slots, 8, 8), "float32")
         come = T.alloc_barrier([128] * slots)
+        T.cluster_sync()
         for k in T.serial(6):
             T.tma_copy(X[k, :, :], tile[k % slots, :, :], barrier=come[k % slots], cluster_mask=3)
             T.mbarrier_arrive(come[k % slots])
@@ -113,7 +123,48 @@ def test_a_block_may_not_end_before_its_copies():
         passed_on(16, True, ends_together=False)(x, x.clone())
 
 
-def test_sanitizers_know_one_block_alone():
+def reports_of(kernel, x, y):
+    with interpret(sanitize=True, on_report="keep") as run:
+        kernel(x, y)
+    return [(r.sanitizer, r.block, r.message) for r in run.reports]
+
+
+def test_blocks_start_before_others_load_for_them():
+    x = torch.randn(8, 3, 16).half()
+    found = reports_of(multicast(0b11, together=False), x, x.clone())
+    assert [name for name, *_ in found] == ["barriers"]
+    assert "accesses block (1), which may not have started" in found[0][2]
+
+
+def test_a_block_reads_a_tile_before_another_loads_the_next_one_for_it():
+    x, y = torch.randn(6, 8, 8), torch.empty(2, 6, 8, 8)
+    with pytest.raises(DeadlockError), interpret(sanitize=True, on_report="keep") as run:
+        multicast_ring(2, together=False)(x, y)
+    races = [r for r in run.reports if r.sanitizer == "races"]
+    assert [r.block for r in races] == [(1,)]
+    assert "the TMA load issued by threads 0..127 of block (0) writes" in races[0].message
+
+
+@pytest.mark.parametrize("columns", [16, 7])
+@pytest.mark.parametrize("barrier", [False, True])
+def test_a_tile_for_the_next_block_is_sanitized(columns, barrier):
     x = torch.randn(6, 4, 16)
-    with interpret(sanitize=True), pytest.raises(Unsupported, match="dst_block under sanitizers"):
-        passed_on(16, True)(x, x.clone())
+    assert not reports_of(passed_on(columns, barrier), x, torch.empty(6, 4, 16))
+
+
+def test_a_block_ends_while_another_may_write_to_it():
+    x = torch.randn(6, 4, 16)
+    found = reports_of(unawaited(), x, torch.empty(6, 4, 16))
+    assert {name for name, *_ in found} == {"barriers"}
+    assert any("may go on when block" in text for *_, text in found)
+
+
+@jit_kernel(X="f32[6, 4, 16]", Y="f32[6, 4, 16]")
+def unawaited(X, Y):
+    with T.ClusterKernel(6, threads=128, cluster_dims=3) as bx:
+        mine = T.alloc_shared((4, 16), "float32")
+        given = T.alloc_shared((4, 16), "float32")
+        T.copy(X[bx, :, :], mine)
+        T.cluster_sync()
+        T.copy_cluster(mine, given, dst_block=(T.block_rank_in_cluster() + 1) % 3)
+        T.copy(mine, Y[bx, :, :])

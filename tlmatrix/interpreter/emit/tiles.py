@@ -176,12 +176,15 @@ class Effect:
     Attributes:
         kind: of an atomic "add", "max" or "min".
         unless: code of a scalar under which it does not do it; None for never.
+        blocks: code of the ranks of the blocks of a cluster whose memory it accesses; None for the
+            block's own.
     """
 
     region: BufferRegion
     action: str
     unless: str | None = None
     kind: str = ""
+    blocks: str | None = None
 
 
 @dataclass(frozen=True)

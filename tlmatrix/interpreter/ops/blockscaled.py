@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,9 +11,10 @@ import torch
 
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster, refuse_sanitizers
+from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster
 from tlmatrix.interpreter.emit.threads.roles import issue, together
 from tlmatrix.interpreter.emit.tiles import (
+    Effect,
     TileOperation,
     checked_view,
     matrix,
@@ -25,7 +28,7 @@ from tlmatrix.interpreter.gpu import WARP
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
-from .gemm import Gemm, of_one_block, part_of
+from .gemm import Gemm, of_one_block, pair_of, part_of
 from .tables import Operations
 
 if TYPE_CHECKING:
@@ -133,7 +136,13 @@ class PairBlockScaledGemm(BlockScaledGemm):
     """`T.tcgen05_gemm_blockscaled(use_2cta=True)`: each block has the scales of its factors."""
 
     def __init__(self, e: Emitter, call: Call) -> None:
-        super().__init__(e, of_one_block(e, call))
+        super().__init__(e, of_one_block(call))
+        self._pair = pair_of(e)
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Those of a product, in both blocks."""
+        return [replace(effect, blocks=self._pair) for effect in super().effects]
 
     def emit(self, e: Emitter) -> None:
         """Write the product."""
@@ -258,8 +267,12 @@ class CopyScales(TileOperation):
             raise e.refuse(f"T.tcgen05_cp_warpx4 to {buf.name} ({buf.dtype})")
         self.dst = region(e, box)
         self.of_pair = bool(call.annotations.get("use_2cta"))
-        if self.of_pair:
-            refuse_sanitizers(e, "T.tcgen05_cp_warpx4 over two blocks (use_2cta)")
+        self._pair = pair_of(e) if self.of_pair else None
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """A read and a write, of one block or in both."""
+        return [replace(effect, blocks=self._pair) for effect in super().effects]
 
     def emit(self, e: Emitter) -> None:
         """Write the copy."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import size_in_bits
@@ -16,7 +17,6 @@ from tlmatrix.interpreter.emit.threads.axis import (
     grid_of_clusters,
     has_cluster,
     rank_in_cluster,
-    refuse_sanitizers,
 )
 from tlmatrix.interpreter.emit.threads.roles import (
     arrives_at,
@@ -25,7 +25,7 @@ from tlmatrix.interpreter.emit.threads.roles import (
     issue,
     together,
 )
-from tlmatrix.interpreter.emit.tiles import TileOperation, checked_view, perform, region
+from tlmatrix.interpreter.emit.tiles import Effect, TileOperation, checked_view, perform, region
 from tlmatrix.interpreter.emit.values import Val
 from tlmatrix.interpreter.errors import SynchronizationError
 from tlmatrix.interpreter.ir import nodes as ir
@@ -93,6 +93,12 @@ class _Multicast(Copy):
         super().__init__(e, call)
         self.blocks = tuple(blocks)
 
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Those of a copy, the write in all blocks."""
+        read, write = super().effects
+        return read, replace(write, blocks=repr(self.blocks))
+
     def emit(self, e: Emitter) -> None:
         """Write the load into this block, and the copies of it."""
         super().emit(e)
@@ -102,7 +108,7 @@ class _Multicast(Copy):
 
 def _multicast(e: Emitter, call: ir.Call) -> None:
     """The first block of the mask loads for all of the mask, others for themselves."""
-    _refuse(e, f"{_NAMES[call.op]} with cluster_mask")
+    _check_cluster(e, f"{_NAMES[call.op]} with cluster_mask")
     mask = int(call.args[2].value)
     blocks = [rank for rank in range(blocks_of_cluster(e)) if mask >> rank & 1]
     op, alone = _Multicast(e, call, blocks), Copy(e, call)
@@ -143,7 +149,6 @@ class _ToBlock(Copy):
     """A copy of shared memory to that of a block of the cluster."""
 
     name, rule = "copy_to_block", ""
-    writes = ()  # of this block's memory
     predicated = ()
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
@@ -153,6 +158,15 @@ class _ToBlock(Copy):
         scopes = src.scope.startswith("shared") and dst.scope.startswith("shared")
         if not scopes or src.dtype != dst.dtype or src.codec or dst.codec:
             raise e.refuse(f"T.copy with dst_block from {src.name} to {dst.name}")
+
+    @property
+    def moves(self) -> None:
+        """Nothing: what is unwritten here counts as written there."""
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """A read here, a write there."""
+        return Effect(self.src, "read"), Effect(self.dst, "write", blocks=f"({self.block},)")
 
     @property
     def is_bulk(self) -> bool:
@@ -173,7 +187,7 @@ class _ToBlock(Copy):
 
 def _to_block(e: Emitter, call: ir.Call) -> None:
     """With a barrier, that of the other block gets one arrival when all has come."""
-    _refuse(e, "T.copy with dst_block")
+    _check_cluster(e, "T.copy with dst_block")
     op = _ToBlock(e, call)
     if len(call.args) < 4:
         perform(e, op)
@@ -190,10 +204,9 @@ def _to_block(e: Emitter, call: ir.Call) -> None:
         e.w.line("yield")
 
 
-def _refuse(e: Emitter, what: str) -> None:
+def _check_cluster(e: Emitter, what: str) -> None:
     if not has_cluster(e):
         raise e.refuse(f"{what} outside of a cluster")
-    refuse_sanitizers(e, what)
 
 
 def _is_plain_barrier(barrier: Any) -> bool:
@@ -239,8 +252,12 @@ class _Request(TileOperation):
         self.call = call
         self.response = region(e, call.args[0])
         self.for_all = call.op.endswith("multicast") and blocks_of_cluster(e) > 1
-        if self.for_all:
-            refuse_sanitizers(e, "T.clc_try_cancel_multicast")
+        self._ranks = f"tuple(range({blocks_of_cluster(e)}))" if self.for_all else None
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """A write, in all blocks of the cluster or in this one."""
+        return (Effect(self.response, "write", blocks=self._ranks),)
 
     def emit(self, e: Emitter) -> None:
         """Write the request."""

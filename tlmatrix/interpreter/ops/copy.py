@@ -58,7 +58,7 @@ class Copy(TileOperation):
         return target if equal_extents(ranges(src), ranges(dst)) else None
 
     @property
-    def moves(self) -> tuple[BufferRegion, BufferRegion]:
+    def moves(self) -> tuple[BufferRegion, BufferRegion] | None:
         """Source and destination."""
         return self.src, self.dst
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ import torch
 
 from tlmatrix.interpreter.analysis.expressions import is_true
 from tlmatrix.interpreter.emit.numbers import round_into
-from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster, refuse_sanitizers
-from tlmatrix.interpreter.emit.tiles import TileOperation, checked_view, matrix, operand
+from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster
+from tlmatrix.interpreter.emit.tiles import Effect, TileOperation, checked_view, matrix, operand
 from tlmatrix.interpreter.emit.values import is_float, is_float8, is_int
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.elements import Tile
@@ -287,11 +288,17 @@ class PairGemm(Gemm):
     name, rule = "gemm", ""
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
-        super().__init__(e, of_one_block(e, call))
+        super().__init__(e, of_one_block(call))
+        self._pair = pair_of(e)
         operands = (self.a.buf, self.b.buf, self.c.buf)
         if any(buf.codec for buf in operands) or self.c.buf.dtype != "float32":
             names = ", ".join(f"{buf.name} ({buf.dtype})" for buf in operands)
             raise e.refuse(f"T.gemm over two blocks (use_2cta) of {names}")
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Those of a product, in both blocks."""
+        return [replace(effect, blocks=self._pair) for effect in super().effects]
 
     def emit(self, e: Emitter) -> None:
         """Write the product."""
@@ -302,11 +309,16 @@ class PairGemm(Gemm):
         )
 
 
-def of_one_block(e: Emitter, call: ir.Call) -> ir.Call:
+def of_one_block(call: ir.Call) -> ir.Call:
     """The product of two blocks as one of one block with the same operands."""
-    refuse_sanitizers(e, "T.gemm over two blocks (use_2cta)")
     alone = {k: v for k, v in call.annotations.items() if k != "use_2cta"}
     return replace(call, annotations=alone)
+
+
+def pair_of(e: Emitter) -> str:
+    """Code of the ranks of the two blocks that work together."""
+    rank = rank_in_cluster(e)
+    return f"({rank} & ~1, {rank} | 1)"
 
 
 def part_of(cluster: Cluster, operand: tuple[str, Any], block: int) -> Array:

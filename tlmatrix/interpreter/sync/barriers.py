@@ -8,11 +8,14 @@ A cluster of blocks has a barrier of all their threads, and the mbarriers of eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .agents import Agent, Clock, Request, Wait, join
+
+if TYPE_CHECKING:
+    from .launches import Block
 
 
 @dataclass(frozen=True)
@@ -293,14 +296,19 @@ class Cluster:
         size: how many blocks there are.
         joined: how many have started.
         barrier: of all their threads.
+        blocks: those that have joined, by rank.
+        starts_together: whether none runs before all have started.
     """
 
     def __init__(self, size: int, threads: int) -> None:
         self.size = size
         self.joined = 0
+        self.blocks: dict[int, Block] = {}
+        self.starts_together = False
         self.barrier = ThreadBarrier("T.cluster_sync", size * threads)
         self._mbarriers: dict[str, list[ClusterMbarriers]] = {}
         self._arrays: dict[tuple[str, int], Any] = {}
+        self._shadows: dict[tuple[str, int], Any] = {}
 
     def mbarriers(self, name: str, counts: tuple[int, ...], rank: int) -> ClusterMbarriers:
         """The mbarriers of a block; those of its peers exist before they start."""
@@ -315,6 +323,14 @@ class Cluster:
     def share(self, name: str, rank: int, array: Any) -> None:
         """Let the other blocks know an array of a block."""
         self._arrays[name, rank] = array
+
+    def share_shadow(self, name: str, rank: int, shadow: Any) -> None:
+        """Let accesses of other blocks find the shadow of an array of a block."""
+        self._shadows[name, rank] = shadow
+
+    def shadows(self, name: str, ranks: Iterable[int]) -> list[Any]:
+        """The shadows of an array of some blocks."""
+        return [self._shadows[name, rank] for rank in ranks if (name, rank) in self._shadows]
 
     def array(self, name: str, rank: int) -> Any:
         """An array of a block.

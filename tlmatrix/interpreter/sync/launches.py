@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,9 @@ class Block:
         self._histories: dict[str, History] = {}
         self.cluster: Cluster | None = None
         self._rank = 0
-        # By agent the last asynchronous work on memory that the end of the block frees: its
-        # time, what it is, its line, and a buffer it accesses.
+        self.ended = False
+        # By agent the last work on memory that the end of the block frees, asynchronous or of
+        # another block: its time, what it is, its line, and a buffer it accesses.
         self.in_flight: dict[int, tuple[int, str, int, str]] = {}
 
     @property
@@ -85,7 +86,8 @@ class Block:
         return found[0], found[1]
 
     def end(self) -> None:
-        """All roles have ended: report asynchronous work that nothing waited for."""
+        """All roles have ended: report work on the block's memory that nothing waited for."""
+        self.ended = True
         for agent, (time, what, line, name) in self.in_flight.items():
             if all(role.clock.get(agent, 0) < time for role in self.roles):
                 self.launch.outlived(self, name, line, what)
@@ -101,6 +103,7 @@ class Block:
             del clusters[number]
         self._rank = rank
         self.cluster = cluster
+        cluster.blocks[rank] = self
         return cluster
 
     def mbarriers_of(self, cluster: Cluster, name: str, *counts: int) -> Mbarriers:
@@ -179,6 +182,21 @@ class Block:
         return 1 if all(self.roles[number].done for number, _ in known) else 2, lines
 
     # -- accesses
+
+    def members(self, ranks: Iterable[int]) -> list[Block]:
+        """Blocks of the cluster, some of whose memory is accessed."""
+        assert self.cluster is not None
+        return [self.cluster.blocks[rank] for rank in ranks if rank in self.cluster.blocks]
+
+    def reached(self, by: Block, clock: Clock, name: str, line: int, what: str) -> None:
+        """Another block of the cluster accesses a buffer: this one must run."""
+        started = by.cluster is None or by.cluster.starts_together
+        if not started and all(clock.get(role.agent, 0) == 0 for role in self.roles):
+            text = f"{what} accesses {self.name}, which may not have started"
+            self.launch.misplaced(by, name, line, text, "T.cluster_sync() before it")
+        elif self.ended:
+            text = f"{what} accesses {self.name}, which has ended"
+            self.launch.misplaced(by, name, line, text, "T.cluster_sync() at the end of both")
 
     def add(self, name: str, shape: tuple[int, ...], clock: Clock, access: RegionAccess) -> None:
         """Add an access of an agent with a clock; report a race with an earlier one."""
@@ -402,9 +420,18 @@ class Launch(Scheduler):
             SynchronizationError: where `scheduled` asked for errors.
         """
         place = rendered(located(self, line))
-        text = f"{what} at {place} may go on when its block ends: nothing waits for it"
+        ends = f"{block.name} ends" if block.cluster is not None else "its block ends"
+        text = f"{what} at {place} may go on when {ends}: nothing waits for it"
+        self.misplaced(block, name, line, text)
+
+    def misplaced(self, block: Block, name: str, line: int, text: str, hint: str = "") -> None:
+        """Report an access of a block's memory outside of the block's life.
+
+        Raises:
+            SynchronizationError: where `scheduled` asked for errors.
+        """
         if self.watch is not None:
-            self._add("barriers", block, self.names.get(name, name), line, text)
+            self._add("barriers", block, self.names.get(name, name), line, text, hint=hint)
         elif self.watched:
             raise SynchronizationError(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
@@ -259,7 +259,7 @@ class Role(BlockAgent):
         self,
         kind: str,
         action: Callable[[], None],
-        accesses: Sequence[tuple[str, bool, Any, tuple[int, ...]]],
+        accesses: Sequence[tuple[Any, ...]],
         *,
         bar: Mbarrier | None = None,
         size: int = 0,
@@ -272,7 +272,8 @@ class Role(BlockAgent):
         Args:
             kind: what it is: "TMA load", "TMA store", "cp.async", "wgmma", "tcgen05 MMA".
             action: does it.
-            accesses: per buffer its name, whether it is written, the region's dims, the shape.
+            accesses: per buffer its name, whether it is written, the region's dims, the shape, and
+                of memory of a cluster the ranks of its blocks.
             bar: the mbarrier that counts its bytes.
             size: how many bytes.
             arrive: the mbarrier at which it arrives when it and all before it are done.
@@ -293,7 +294,7 @@ class Role(BlockAgent):
         what = f"the {kind} issued by {self.name}"
         if block.launch.watched:
             through = kind in _ASYNCHRONOUS_PROXY
-            for name, write, dims, shape in accesses:
+            for name, write, dims, shape, *ranks in accesses:
                 by, when = (writer, written) if write else (agent, time)
                 region = region_of(dims, shape)
                 unordered = name in block.launch.unordered and not write
@@ -301,12 +302,13 @@ class Role(BlockAgent):
                     by, when, write, line, self.name, *region,
                     asynchronous=through, kind=kind, unordered=unordered,
                 )  # fmt: skip
+                known = clock
                 if unordered:
                     # Other threads may not have stored what this reads.
                     self._engines.add(agent)
-                    block.add(name, shape, self._known_to_all(clock, (self.agent,)), access)
-                else:
-                    block.add(name, shape, clock, access)
+                    known = self._known_to_all(clock, (self.agent,))
+                for of in block.members(*ranks) if ranks else (block,):
+                    self._add_to(of, name, shape, known, access)
         clock[agent] = time
         read_clock = dict(clock)
         clock[writer] = written
@@ -422,6 +424,7 @@ class Role(BlockAgent):
         *,
         write: bool = False,
         ordinary: bool = False,
+        blocks: tuple[int, ...] | None = None,
     ) -> None:
         """Record an access of a buffer.
 
@@ -431,9 +434,12 @@ class Role(BlockAgent):
             shape: of the buffer.
             write: whether it is written.
             ordinary: whether the asynchronous proxy sees the write only after a fence.
+            blocks: the ranks of the blocks of the cluster that have it; None for this one.
         """
         line = sys._getframe(1).f_lineno  # noqa: SLF001
-        self._add(name, elements, shape, self.name, line, write=write, ordinary=ordinary)
+        self._add(
+            name, elements, shape, self.name, line, write=write, ordinary=ordinary, blocks=blocks
+        )
 
     def frees(self, name: str, shape: tuple[int, ...]) -> None:
         """Record that a buffer of tensor memory is freed, as a write of the whole."""
@@ -451,6 +457,7 @@ class Role(BlockAgent):
         *,
         write: bool,
         ordinary: bool = False,
+        blocks: tuple[int, ...] | None = None,
     ) -> None:
         if self.watched:
             clock, agent = self.clock, self.agent
@@ -462,7 +469,18 @@ class Role(BlockAgent):
                 agent, clock[agent], write, line, by, *region,
                 unfenced=ordinary, unordered=unordered,
             )  # fmt: skip
-            self.block.add(name, shape, clock, access)
+            for of in (self.block,) if blocks is None else self.block.members(blocks):
+                self._add_to(of, name, shape, clock, access)
+
+    def _add_to(
+        self, block: Block, name: str, shape: tuple[int, ...], clock: Clock, access: RegionAccess
+    ) -> None:
+        """Add an access of memory of this block, or of another of its cluster."""
+        if block is not self.block:
+            access = replace(access, by=f"{self.name} of {self.block.name}")
+            block.reached(self.block, clock, name, access.line, access.what)
+            block.in_flight[access.agent] = access.time, access.what, access.line, name
+        block.add(name, shape, clock, access)
 
     def fence(self) -> None:
         """`T.fence_proxy_async`: earlier writes become visible to the asynchronous proxy."""

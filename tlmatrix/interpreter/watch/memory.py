@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
 from tlmatrix.interpreter.emit.expressions import both
+from tlmatrix.interpreter.emit.threads.axis import cluster_of, has_cluster, rank_in_cluster
 from tlmatrix.interpreter.emit.values import integer_code, is_float, is_int, parts_of
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
@@ -30,7 +31,7 @@ from .observer import (
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access, Buf, Dim
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
+    from tlmatrix.interpreter.emit.tiles import BufferRegion, Effect, TileOperation
     from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.program import Options
 
@@ -103,6 +104,9 @@ class MemorySanitizer(Watcher):
             e.w.line(f"{name}.clear()")
         else:
             e.w.line(f"{name} = watch.local({buf.name!r}, {shape})")
+        if buf.scope.startswith("shared") and has_cluster(e):
+            rank = rank_in_cluster(e)
+            e.w.line(f"{cluster_of(e)}.share_shadow({buf.code!r}, {rank}, {name})")
 
     def viewed(self, e: Emitter, whole: Buf, view: Buf) -> None:
         """A view has the shadow of its buffer; elements of another size are not followed."""
@@ -379,16 +383,30 @@ class MemorySanitizer(Watcher):
         """A tile operation is about to access its operands."""
         if op.moves is not None:
             self._watch_copy(e, *op.moves)
-            return
         for effect in op.effects:
-            with unless(e, effect):
-                self._watch_region(e, effect.region, effect.action, effect.kind)
+            if op.moves is None:
+                with unless(e, effect):
+                    self._watch_region(e, effect)
+            elif effect.blocks:
+                site = self.sites.access(e, effect.region.buf, effect.action)
+                self._see_in_blocks(e, effect, site)
 
-    def _watch_region(self, e: Emitter, region: BufferRegion, action: str, kind: str) -> None:
-        buf = region.buf
-        site = self.sites.access(e, buf, action, kind=kind)
+    def _see_in_blocks(self, e: Emitter, effect: Effect, site: int) -> None:
+        """Tell the shadows of a buffer of blocks of a cluster."""
+        region, name = effect.region, effect.region.buf.code
+        if name not in self._seen:
+            return
+        place = f"block_of({region.dims_code}, None, seen.shape)"
+        with e.w.block(f"for seen in {cluster_of(e)}.shadows({name!r}, {effect.blocks})"):
+            e.w.line(f"seen.full or seen.{effect.action}({site}, {place})")
+
+    def _watch_region(self, e: Emitter, effect: Effect) -> None:
+        region, action, buf = effect.region, effect.action, effect.region.buf
+        site = self.sites.access(e, buf, action, kind=effect.kind)
         self._report_bounds(e, buf, region.dims, region.conditions, site)
-        if action != "read" and region.is_whole_local:
+        if effect.blocks:
+            self._see_in_blocks(e, effect, site)
+        elif action != "read" and region.is_whole_local:
             self._mark_full(e, buf)
         else:
             self._see_region(e, region, action, site)

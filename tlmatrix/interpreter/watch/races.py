@@ -33,14 +33,23 @@ class RaceInstrument(Instrument):
         """A tile operation is about to access its operands."""
         regions = list(raced_regions(op))
         # A copy of global memory may be TMA, which needs no fence: that is TileLang's choice.
-        loads = op.name == "copy" and any(r.buf.is_global for r, _ in regions)
-        for region, write in regions:
+        loads = op.name == "copy" and any(r.buf.is_global for r, *_ in regions)
+        for region, write, blocks in regions:
             if self._threads.can_race(e, region.buf):
-                _note(e, region.buf, region.dims_code, write=write, fenced=loads)
+                _note(e, region.buf, region.dims_code, write=write, fenced=loads, blocks=blocks)
 
 
-def _note(e: Emitter, buf: Buf, elements: str, *, write: bool, fenced: bool = False) -> None:
+def _note(
+    e: Emitter,
+    buf: Buf,
+    elements: str,
+    *,
+    write: bool,
+    fenced: bool = False,
+    blocks: str | None = None,
+) -> None:
     """Write the note of an access; a `fenced` store needs no fence between the proxies."""
     ordinary = write and not fenced and buf.scope in ("shared", "shared.dyn")
     more = ", write=True" * write + ", ordinary=True" * ordinary
+    more += f", blocks={blocks}" if blocks else ""
     e.w.line(f"me.watched and me.access({buf.code!r}, {elements}, {buf.code}.shape{more})")

@@ -180,12 +180,6 @@ def blocks_of_cluster(e: Emitter) -> int:
     return math.prod(_extents(e))
 
 
-def refuse_sanitizers(e: Emitter, what: str) -> None:
-    """Raise Unsupported under sanitizers, which know the memory of one block alone."""
-    if any(i.argument == "watch" for i in e.instruments):
-        raise e.refuse(f"{what} under sanitizers")
-
-
 def has_cluster(e: Emitter) -> bool:
     """Whether blocks come in clusters."""
     return blocks_of_cluster(e) > 1

@@ -280,6 +280,9 @@ class Threads(ThreadAxis):
         arguments = f"{buffer.name!r}, {', '.join(map(str, counts))}"
         if buffer.scope == "shared.cluster_barrier" or has_cluster(e):
             e.w.line(f"{code} = cta.mbarriers_of({cluster_of(e)}, {arguments})")
+            if buffer.scope == "shared.cluster_barrier":
+                # TileLang puts a barrier of the cluster behind its initialization.
+                e.w.line(f"{cluster_of(e)}.starts_together = True")
         else:
             e.w.line(f"{code} = cta.mbarriers({arguments})")
         shape = (literal(len(counts), "int32"),)
@@ -392,23 +395,27 @@ def issue(e: Emitter, kind: str, op: TileOperation, more: str = "") -> None:
     t = threads_of(e, f"T.{op.name}")
     regions = list(raced_regions(op))
     accesses = [
-        f"({region.buf.code!r}, {written}, {region.dims_code}, {region.buf.code}.shape)"
-        for region, written in regions
+        f"({region.buf.code!r}, {written}, {region.dims_code}, {region.buf.code}.shape"
+        f"{', ' + blocks if blocks else ''})"
+        for region, written, blocks in regions
         if t.can_race(e, region.buf)
     ]
     with writing_to(e, e.w.sharing_names(e.w.location)) as body, t.untracked():
         perform(e, op)
-    issue_lines(e, kind, body, accesses, more, {region.buf.code for region, _ in regions})
+    issue_lines(e, kind, body, accesses, more, {region.buf.code for region, *_ in regions})
 
 
-def raced_regions(op: TileOperation) -> Iterator[tuple[BufferRegion, bool]]:
-    """The regions that a tile operation accesses, and whether it writes each; atomics race not."""
+def raced_regions(op: TileOperation) -> Iterator[tuple[BufferRegion, bool, str | None]]:
+    """The regions that a tile operation accesses, whether it writes each, and in which blocks.
+
+    Atomics race not.
+    """
     written = [effect.region for effect in op.effects if effect.action == "write"]
     for effect in op.effects:
         if effect.action == "write":
-            yield effect.region, True
+            yield effect.region, True, effect.blocks
         elif effect.action == "read" and effect.region not in written:
-            yield effect.region, False
+            yield effect.region, False, effect.blocks
 
 
 @contextmanager
