@@ -256,6 +256,40 @@ def wait_by_the_stream(flags, index, value, compare=0):
     assert driver.cuStreamWaitValue32(stream, flags.data_ptr() + 4 * index, value, compare) == (0,)
 
 
+def write_by_the_stream(flags, index, value, how="CU_STREAM_WRITE_VALUE_DEFAULT"):
+    from cuda.bindings import driver
+
+    stream = torch.cuda.current_stream().cuda_stream
+    kind = driver.CUstreamWriteValue_flags[how]
+    (error,) = driver.cuStreamWriteValue32(stream, flags.data_ptr() + 4 * index, value, kind)
+    assert error is driver.CUresult.CUDA_SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("how", "orders"),
+    [("CU_STREAM_WRITE_VALUE_DEFAULT", True), ("CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER", False)],
+)
+def test_a_write_of_the_stream_itself_orders_what_was_before_it(how, orders):
+    def program(rank):
+        from cuda.bindings import driver
+
+        own, handle = kernels.symmetric(8, dtype=torch.int32)
+        box = Box()
+        if rank == 0:
+            box.own.fill_(3)
+            write_by_the_stream(handle.get_buffer(1, (8,), torch.int32), 5, 2, how)
+            handle.wait_signal(1)
+            return None
+        wait_by_the_stream(own, 5, 2, driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+        out = torch.empty(N)
+        out.copy_(box.of(0))
+        handle.put_signal(0)
+        return out
+
+    found = simulate(program, world=2)
+    assert bool(found.reports) is not orders
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_follows_a_wait_of_the_stream_itself_is_ordered_and_what_does_not_is_a_race(waits):
     def program(rank):

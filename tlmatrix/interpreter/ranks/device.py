@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from enum import IntEnum
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,17 @@ _DRIVER = "cuda.bindings.driver"
 """The driver's own functions, which come with PyTorch for GPUs."""
 _DRIVER_CALLS: dict[str, Callable[..., Any]] = {
     "cuStreamWaitValue32": symmetric.stream_wait_value,
+    "cuStreamWriteValue32": symmetric.stream_write_flag,
 }
+_DRIVER_NAMES = {
+    "CUresult": ("CUDA_SUCCESS",),
+    "CUstreamWaitValue_flags": ("CU_STREAM_WAIT_VALUE_GEQ", "CU_STREAM_WAIT_VALUE_EQ"),
+    "CUstreamWriteValue_flags": (
+        "CU_STREAM_WRITE_VALUE_DEFAULT",
+        "CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER",
+    ),
+}
+"""The driver's enumerations that go with these, with their values from 0 on."""
 
 
 Replacement = tuple[Any, str, Any]
@@ -160,7 +171,8 @@ def _answers() -> Iterator[Replacement]:
     yield from (_answer(symm_mem, *each) for each in _SYMMETRIC.items())
     yield from (_answer(symm_mem._SymmetricMemory, *each) for each in _FLAGS.items())  # noqa: SLF001
     driver = _driver()
-    yield from (_answer(driver, *each) for each in _DRIVER_CALLS.items())
+    for name, call in _DRIVER_CALLS.items():
+        yield _answer(driver, name, _with_result(driver, call))
     yield c10d, "_world", ThreadsWorld(c10d._world)  # noqa: SLF001  # per thread meanwhile
 
 
@@ -189,7 +201,19 @@ def _driver() -> Any:
     driver = sys.modules[_DRIVER]
     for name in _DRIVER_CALLS:
         setattr(driver, name, partial(_no_gpu, name))
+    for name, values in _DRIVER_NAMES.items():
+        setattr(driver, name, IntEnum(name, values, start=0))
     return driver
+
+
+def _with_result(driver: Any, call: Callable[..., None]) -> Callable[..., tuple[Any]]:
+    """A function of the driver, which returns whether it succeeded."""
+
+    def done(*args: Any) -> tuple[Any]:
+        call(*args)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    return done
 
 
 def _no_gpu(name: str, *_args: Any) -> None:

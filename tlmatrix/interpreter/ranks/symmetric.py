@@ -352,49 +352,73 @@ _COMPARISONS = {0: "ge", 1: "eq"}
 """By the flags of `cuStreamWaitValue32`: CU_STREAM_WAIT_VALUE_GEQ and _EQ."""
 
 
-def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[int]:
-    """`cuda.bindings.driver.cuStreamWaitValue32`: a stream waits for a flag, with no kernel.
-
-    It learns what the write made known that it waited for.
+def _flag_of_stream(call: str, stream: Any, addr: Any, value: Any) -> tuple[Stream, Pointer]:
+    """The stream and the flag that a function of the driver names.
 
     Raises:
-        InterpreterError: for a stream that the rank does not have, an address outside of symmetric
-            memory, or a comparison other than at least (0) and equal (1).
+        InterpreterError: for a stream that the rank does not have, or an address outside of
+            symmetric memory.
         OverflowError: the value is no uint32, as for the driver's bindings.
         RuntimeError: the stream is captured to a CUDA graph.
     """
     if not 0 <= int(value) < 2**32:
         raise OverflowError(
-            f"cuStreamWaitValue32: the value must be an unsigned number of 32 bits, got "
+            f"{call}: the value must be an unsigned number of 32 bits, got "
             f"{int(value)}; pass its low 32 bits (value & 0xFFFFFFFF)"
         )
-    if current_rank().world.state["traced"]:
-        return (0,)  # kernels are only traced, those too that would raise the flag
     rank, address = current_rank(), int(addr)
     known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)
     if known is None:
         raise InterpreterError(
-            f"cuStreamWaitValue32: rank {rank.number} has no stream {int(stream)}; "
+            f"{call}: rank {rank.number} has no stream {int(stream)}; "
             "give torch.cuda.current_stream().cuda_stream"
         )
     if known.capture is not None:
-        known.capture.refuse("cuStreamWaitValue32 (a replay would wait for the same value again)")
+        known.capture.refuse(f"{call} (a replay would have the same value again)")
+    found = rank.world.memory.find(address)
+    if found is None or (address - found.begin) % 4:
+        raise InterpreterError(
+            f"{call}: {address:#x} is no flag of 32 bits in symmetric memory; flags "
+            "that peers write belong there (torch.distributed._symmetric_memory.empty)"
+        )
+    return known, Pointer(found.words(np.int32), ((address - found.begin) // 4,), "flags")
+
+
+def stream_write_flag(stream: Any, addr: Any, value: Any, flags: Any) -> None:
+    """`cuda.bindings.driver.cuStreamWriteValue32`: a stream sets a flag, with no kernel.
+
+    What the stream did before is ordered before what acquires the flag, unless `flags` is 1
+    (CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER).
+    """
+    if current_rank().world.state["traced"]:
+        return  # kernels are only traced
+    known, pointer = _flag_of_stream("cuStreamWriteValue32", stream, addr, value)
+    order = "relaxed" if int(flags) else "release"
+
+    def work(_stream: Stream) -> None:
+        access(pointer, order, "sys", lambda _old: int(value), atomic=False)
+
+    enqueue(f"write of {int(value)} to flag {pointer.index[0]}", work, known)
+
+
+def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> None:
+    """`cuda.bindings.driver.cuStreamWaitValue32`: a stream waits for a flag, with no kernel.
+
+    It learns what the write made known that it waited for.
+
+    Raises:
+        InterpreterError: for a comparison other than at least (0) and equal (1).
+    """
+    if current_rank().world.state["traced"]:
+        return  # kernels are only traced, those too that would raise the flag
+    known, pointer = _flag_of_stream("cuStreamWaitValue32", stream, addr, value)
     compare = _COMPARISONS.get(int(flags))
     if compare is None:
         raise InterpreterError(
             f"cuStreamWaitValue32: flags must be 0 (at least) or 1 (equal), got {int(flags)}"
         )
-    found = rank.world.memory.find(address)
-    if found is None or (address - found.begin) % 4:
-        raise InterpreterError(
-            f"cuStreamWaitValue32: {address:#x} is no flag of 32 bits in symmetric memory; flags "
-            "that peers write belong there (torch.distributed._symmetric_memory.empty)"
-        )
-    place = (address - found.begin) // 4
-    pointer = Pointer(found.words(np.int32), (place,), "flags")
 
     def work(_stream: Stream) -> Iterator[Request]:
         yield from wait_for(pointer, int(value), compare, "acquire", "sys")
 
-    enqueue(f"wait for {int(value)} in flag {place}", work, known)
-    return (0,)
+    enqueue(f"wait for {int(value)} in flag {pointer.index[0]}", work, known)
