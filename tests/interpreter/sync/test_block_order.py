@@ -1,4 +1,4 @@
-"""Blocks that add by atomics run in an order of the schedule's seed."""
+"""Blocks that add by atomics, and those with warp roles, run in an order of the schedule's seed."""
 
 import textwrap
 
@@ -14,25 +14,18 @@ from tlmatrix.interpreter.sync.settings import blocks_in_order
 PARTS = [1e8, 1.0, -1e8, 3.0]
 
 
-@jit_kernel(X="dtype[4]", Y="dtype[8]", turn="i32[1]")
-def summed(X, Y, turn, dtype, *, ordered=False):
+@jit_kernel(X="dtype[4]", Y="dtype[8]")
+def summed(X, Y, dtype):
     with T.Kernel(4, threads=32) as bx:
-        if ordered:
-            last = T.alloc_var("int32")
-            last = T.atomic_add(turn[0], 1, return_prev=True)
-            if last >= 0:
-                for i in T.Parallel(8):
-                    T.atomic_add(Y[i], X[bx])
-        else:
-            for i in T.Parallel(8):
-                T.atomic_add(Y[i], X[bx])
+        for i in T.Parallel(8):
+            T.atomic_add(Y[i], X[bx])
 
 
-def total(seed, dtype="float32", *, ordered=False):
+def total(seed, dtype="float32"):
     parts, out = torch.tensor(PARTS).to(getattr(torch, dtype)), torch.zeros(8)
     out = out.to(parts.dtype)
     with interpret(), scheduled(seed=seed):
-        summed(dtype, ordered=ordered)(parts, out, torch.zeros(1, dtype=torch.int32))
+        summed(dtype)(parts, out)
     return out[0].item()
 
 
@@ -47,7 +40,6 @@ def test_the_seed_selects_the_order_of_blocks():
 def test_blocks_keep_their_order_where_that_is_needed():
     with blocks_in_order():
         assert total(1) == total(0)
-    assert total(1, ordered=True) == total(0, ordered=True)
     assert {total(seed, "int32") for seed in range(4)} == {4}
 
 
@@ -98,3 +90,31 @@ def test_sums_that_depend_on_the_order_are_found(tmp_path, monkeypatch, mode):
     monkeypatch.syspath_prepend(str(tmp_path))
     (result,) = tlmatrix.run_specs(path, backend="interpreter").results
     assert [finding.check for finding in result.findings] == ["determinism"] * (mode == "bitwise")
+
+
+@jit_kernel(X="i32[4]", Seen="i32[4]")
+def passed_down(X, Seen, waits):
+    """Thread 0 of each block reads what the block before it wrote; the first reads nothing."""
+    with T.Kernel(4, threads=64) as bx:
+        if T.get_thread_binding() == 0:
+            flag = T.alloc_var("int32", init=1)
+            if bx > 0:
+                flag = T.atomic_load(X[bx - 1], memory_order="acquire")
+                while waits and flag == 0:
+                    flag = T.atomic_load(X[bx - 1], memory_order="acquire")
+            Seen[bx] = flag
+            T.atomic_store(X[bx], 1, memory_order="release")
+
+
+def test_blocks_with_roles_start_in_descending_order_with_an_odd_seed():
+    def seen(seed, *, waits):
+        x, out = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+        with interpret(), scheduled(seed=seed):
+            passed_down(waits)(x, out)
+        return out.tolist()
+
+    assert seen(0, waits=False) == [1, 1, 1, 1]
+    assert seen(1, waits=False) == [1, 0, 0, 0]
+    assert seen(1, waits=True) == [1, 1, 1, 1]
+    with blocks_in_order():
+        assert seen(1, waits=False) == [1, 1, 1, 1]

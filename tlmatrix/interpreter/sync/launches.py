@@ -258,7 +258,9 @@ class Launch(Scheduler):
         self.grid = ThreadBarrier("T.sync_grid", threads)
         # Clusters of which some blocks have started, and some have not.
         self.clusters: dict[tuple[int, ...], Cluster] = {}
-        self._waiting = deque(enumerate(product(*map(range, grid))))
+        blocks = enumerate(product(*map(range, grid)))
+        # In descending order the blocks of a cluster stay together.
+        self._waiting = deque(reversed(list(blocks)) if settings.block_seed() % 2 else blocks)
         self._make = make
         self._live: list[Block] = []
         self._issued = 0
@@ -333,7 +335,7 @@ class Launch(Scheduler):
             if len(found) == math.prod(extents):
                 for each in found:
                     self._waiting.remove(each)
-                return found[0][1]
+                return min(found)[1]
         return None
 
     def step(self, agent: Agent) -> None:

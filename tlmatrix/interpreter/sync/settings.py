@@ -51,7 +51,7 @@ def inherit(stack: list[Settings]) -> None:
 
 
 def block_seed() -> int:
-    """The seed of the order in which blocks add to memory."""
+    """The seed of the order in which blocks run."""
     return 0 if _local.in_order else current().seed
 
 
@@ -71,7 +71,8 @@ def scheduled(
 ) -> Iterator[None]:
     """Run the roles of interpreted kernels called inside under a schedule.
 
-    Blocks that add floating-point numbers by atomics run in an order of the seed.
+    Blocks that add floating-point numbers by atomics run in an order of the seed, and those with
+    warp roles start in descending order with an odd one.
 
     Args:
         schedule: "eager", "lazy", "random" or "adversarial".
