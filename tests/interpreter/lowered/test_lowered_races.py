@@ -8,7 +8,7 @@ import torch
 from scaled_products import scaled_products
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import Unsupported, interpret
 
 
 def found(factory, *arguments, arch="sm_80", **options):
@@ -241,6 +241,30 @@ def counted(C, Y, n):
         T.atomic_add(C[0], 1)
         T.atomic_store(C[1], block * 64 + thread)
         Y[block * 64 + thread] = T.atomic_load(C[0])
+
+
+@jit_kernel(X="i32[4]", Y="i32[4]")
+def chained(X, Y, ahead):
+    """Each block waits for the one before it, or for the one behind it."""
+    with T.Kernel(4, threads=32) as block:
+        if T.get_thread_binding() == 0:
+            of = block + ahead
+            seen = T.alloc_var("int32", init=0)
+            if of >= 0 and of < 4:
+                seen = T.atomic_load(X[of], memory_order="acquire")
+                while seen == 0:
+                    seen = T.atomic_load(X[of], memory_order="acquire")
+            Y[block] = seen + 1
+            T.atomic_store(X[block], seen + 1, memory_order="release")
+
+
+def test_blocks_that_wait_for_one_another_run_in_turn():
+    x, y = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    assert found(partial(chained, -1), x, y) == []
+    assert y.tolist() == [1, 2, 3, 4]
+    x.zero_()
+    with pytest.raises(Unsupported, match="20000 iterations that waits for others"):
+        found(partial(chained, 1), x, y)
 
 
 @jit_kernel(X="i32[64]", Y="i32[64]", Z="i32[64]", threads=64)

@@ -86,6 +86,7 @@ class Emitter:
         mask: the code of which lanes are switched on; "None" for all.
         suspends: whether parts of the function wait for one another.
         by_order: whether it uses what atomics find in memory, by the order of threads.
+        in_turn: whether a loop does, so that blocks may wait for one another.
         values: of variables that are bound.
         places: what variables of memory point to.
         handlers: what writes operations, by name.
@@ -118,7 +119,7 @@ class Emitter:
         self._static = 0
         self._unit = _LARGEST_UNIT
         self._parameters: list[str] = []
-        self.by_order = False
+        self.by_order = self.in_turn = False
         self.written: set[str] = set()
         self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
         self._watched: set[str] = set()
@@ -156,6 +157,7 @@ class Emitter:
             self.suspends,
             calls(self._kernel.body, _SYNC_GRID),
             self.by_order,
+            self.in_turn,
             frozenset(k for k, each in enumerate(self._parameters) if each in self.written),
         )
 
@@ -403,6 +405,8 @@ class Emitter:
     def _while(self, node: ir.While) -> None:
         outer, inner = self.mask, self.name("on")
         self.line(f"{inner} = {outer}")
+        by_order, self.by_order = self.by_order, False
+        start = len(self._lines)
         self.line("while True:")
         with self.indented():
             self.mask = inner
@@ -412,6 +416,12 @@ class Emitter:
             with self.indented():
                 self.line("break")
             self._iteration(node.body, inner if _jumps(node.body) else None)
+        if self.by_order:
+            self.in_turn, count = True, self.name("count")
+            indent = "    " * self._depth
+            self._lines.insert(start, f"{indent}{count} = 0")
+            self._lines.insert(start + 2, f"{indent}    {count} = m.iterated({count})")
+        self.by_order |= by_order
         self.mask = outer
 
     def _branch(self, node: ir.IfThenElse) -> None:

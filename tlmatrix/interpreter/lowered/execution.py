@@ -193,6 +193,8 @@ def _launch(
     together = max(1, _LANES // math.prod(program.threads))
     if program.cooperative:
         together = total
+    elif program.in_turn:
+        together = 1  # lanes that wait would keep those beside them from going on
     for first in range(0, total, together):
         chosen = np.arange(first, min(first + together, total))
         _run_blocks(program, grid, chosen, shared, arguments, watching, memories)

@@ -35,6 +35,10 @@ _GROUP = 4096
 """Clocks of one group of asynchronous work."""
 
 
+_ITERATIONS = 20_000
+"""More than a loop has that counts work; one that waits has no end."""
+
+
 @dataclass(frozen=True)
 class Watching:
     """What is looked for while lanes run.
@@ -316,6 +320,16 @@ class Machine:
         while self._arrived // self.count == phase:
             yield "T.sync_grid"
         self.progress += 1
+
+    def iterated(self, count: int) -> int:
+        """Count an iteration of a loop that loads flags, or uses what atomics return.
+
+        Raises:
+            Unsupported: it waits for what does not come: blocks run one after another.
+        """
+        if count >= _ITERATIONS:
+            raise Unsupported(f"a loop of more than {_ITERATIONS} iterations that waits for others")
+        return count + 1
 
     def warp_synchronized(self, mask: Any) -> None:
         """The lanes of each warp have waited for one another."""

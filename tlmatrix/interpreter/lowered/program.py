@@ -25,6 +25,7 @@ class DeviceProgram:
         suspends: whether parts of it wait for one another, so that `kernel` is a generator.
         cooperative: whether all blocks of a launch wait for one another.
         by_order: whether it uses what atomics find in memory, by the order of threads.
+        in_turn: whether a loop does, so that blocks may wait for those before them.
         written: positions of the parameters that it writes to.
     """
 
@@ -39,4 +40,5 @@ class DeviceProgram:
     suspends: bool
     cooperative: bool
     by_order: bool
+    in_turn: bool
     written: frozenset[int]
