@@ -195,6 +195,8 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a range that is empty": (HEAD + "fuzz: {seqlens: {sequences: 8..1, length: [3, 2]}}\n",
      ["5:29: 'fuzz.seqlens.sequences': '8..1' is an empty range: 8 is more than 1",
       "5:43: 'fuzz.seqlens.length': [3, 2] is an empty range: 3 is more than 2"]),
+    "fuzzing an axis in the wrong place": (HEAD + "fuzz: {counts: {length: 0..8}}\n",
+     ["5:8: unknown key 'counts'. Keys here: seqlens, axes, storage, examples; for an axis: fuzz: {axes: {counts: …}}"]),
     "fuzzing in a tier that does not exist": (HEAD + "fuzz: {examples: {quik: 20}}\n",
      ["5:19: unknown tier 'quik'; did you mean 'quick'? Tiers: quick, nightly, full, smoke, each"]),
     "a known bug without an issue": (HEAD + "known_bugs:\n  - when: causal\n    issue: #12\n    expires: 2027-03-01\n",

@@ -123,7 +123,10 @@ def _message(error: ErrorDetails, path: KeyPath, *, is_key: bool) -> str:
         if path[:2] == ("problem", "outputs") and path[-1] == "fill":
             remedy = f"call: [{{output: {path[2]}, fill: zeros}}]"
             return f"unknown key 'fill'; a buffer is filled where it is passed: {remedy}"
-        return f"unknown key {path[-1]!r}{suggestion(path[-1], known, 'Keys here')}"
+        text = f"unknown key {path[-1]!r}{suggestion(path[-1], known, 'Keys here')}"
+        if path[:-1] == ("fuzz",) and "did you mean" not in text:
+            text += f"; for an axis: fuzz: {{axes: {{{path[-1]}: …}}}}"
+        return text
     cause = context.get("error")
     if isinstance(cause, ExpressionError):
         return f"{label}: {cause.reason}: {shorten(cause.text)!r}"
