@@ -156,6 +156,12 @@ def _symmetric(x, context):
     return context.last
 
 
+def pulled_on_any_stream(x, *, context):
+    """As `pulled`, for the stream that is current; the buffer serves one stream alone."""
+    torch.cuda.current_stream()
+    return pulled(x, context=context)
+
+
 def pulled(x, *, context, barriers=2):
     """Rows of all ranks, each pulled from the buffer of its rank."""
     buffer, handle = _symmetric(x, context)

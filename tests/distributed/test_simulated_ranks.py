@@ -200,6 +200,14 @@ def test_repeated_calls_detect_a_buffer_that_the_next_call_overwrites(runner):
     assert {each.check for each in found} >= {"sanitizers"}
 
 
+def test_a_context_that_serves_one_stream_alone_is_named_as_such(runner):
+    text = PULLED.replace("rows: [12]", f"rows: {list(range(2, 66, 2))}")
+    found = findings(runner, text, "pulled_on_any_stream", world=2)
+    assert found
+    assert {each.check for each in found} == {"sanitizers"}
+    assert all("gets another in each of these calls" in each.detail for each in found)
+
+
 def test_a_race_that_depends_on_data_is_found_in_the_run_with_other_data(runner):
     """The run with huge values is watched as the first one is, and as calls in a row are."""
     found = findings(runner, PULLED, "unordered_for_huge_values", world=2)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
+_ON_STREAMS = (
+    "an entry that asks for the current stream gets another in each of these calls, and nothing "
+    "but its context orders them"
+)
 _ROUNDED_FACTORS = 8.0
 """Most that rounding factors moves a result, in units roundoff of the largest sum of |terms|."""
 
@@ -368,7 +372,7 @@ class CaseRun:
     ) -> list[Tensors]:
         """Run consecutive calls under race detection, above all between a call and the next."""
         assert isinstance(self.execute, SeveralRanks)
-        with self._race_detection() as sanitizers:
+        with self._race_detection(*[_ON_STREAMS] * streams) as sanitizers:
             run = self.execute.run(problems, sanitizers, captured=captured, streams=streams)
             return list(run[0])
 
@@ -379,7 +383,7 @@ class CaseRun:
         return SanitizerSession(self.spec, self.problem, only=frozenset({"races"}))
 
     @contextmanager
-    def _race_detection(self) -> Iterator[SanitizerSession | None]:
+    def _race_detection(self, *notes: str) -> Iterator[SanitizerSession | None]:
         """Detect races in a later run on several ranks, which has another interleaving."""
         sanitizers = self.race_detector()
         if sanitizers is None:
@@ -390,4 +394,5 @@ class CaseRun:
         finally:
             known = {finding.pattern for finding in self.races}
             found = sanitizers.findings({}, [], None)
-            self.races += [finding for finding in found if finding.pattern not in known]
+            new = [finding for finding in found if finding.pattern not in known]
+            self.races += [finding.with_notes(*notes) for finding in new]
