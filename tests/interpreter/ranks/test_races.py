@@ -311,3 +311,28 @@ def test_a_flag_past_the_end_of_its_pad_is_an_error():
 
     with pytest.raises(InterpreterError, match=r"index out of bounds: .* flags\[8\]"):
         simulate(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("synchronizes", "order"), [(True, "release"), (False, "release"), (False, "relaxed")]
+)
+def test_stores_of_all_warps_before_one_thread_releases_a_flag_for_another_stream(
+    synchronizes, order
+):
+    def program(_rank):
+        from cuda.bindings import driver
+
+        own, _ = kernels.symmetric(N)
+        flags, _ = kernels.symmetric(8, dtype=torch.int32)
+        side, out = torch.cuda.Stream(), torch.empty(N)
+        side.wait_stream(torch.cuda.current_stream())
+        kernels.stored_then_flagged(synchronizes, order)(own, flags)
+        with torch.cuda.stream(side):
+            driver.cuStreamWaitValue32(side.cuda_stream, flags.data_ptr(), 1, 0)
+            out.copy_(own)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+
+    found = reports(program, world=1, seeds=range(1))
+    told = [r for r in found if "x is stored by several warps" in r.message]
+    assert bool(told) == (not synchronizes and order == "release")

@@ -366,6 +366,8 @@ _LOWERED_COPIES = ("tl.tcgen05_ld", "tl.tcgen05_st")
 _FREE = ("tl.ptx_deallocate_tensor_memory", "tl.deallocate_tmem")
 _SETS = ("_ret_elem_op", "atomic_store_elem_op")
 """Operations on flags: those whose old value is used, and stores."""
+_RELEASES = (3, 4, 5)
+"""TileLang's numbers of the orders release, acq_rel and seq_cst."""
 _ORDERS_NOTHING = (
     "tl.tcgen05_before_thread_sync",
     "tl.tcgen05_after_thread_sync",
@@ -435,7 +437,7 @@ class SetEarly:
     """Looks in lowered code for flags that a warp sets before the stores of others are ordered.
 
     Attributes:
-        faults: the stores, of memory that the kernel reads too.
+        faults: the stores, of memory that the kernel reads too, or before a release.
     """
 
     def __init__(self, lowered: ir.Kernel, warps: Callable[[Any], int | None]) -> None:
@@ -443,8 +445,9 @@ class SetEarly:
         self.faults: list[Fault] = []
         self._warps = warps
         self._open: dict[str, ir.Location | None] = {}
+        self._parameters = {p.name for p in lowered.params}
         loads = (n for n in walk(lowered.body) if isinstance(n, ir.BufferLoad))
-        self._read = {n.buffer.data.name for n in loads} & {p.name for p in lowered.params}
+        self._read = {n.buffer.data.name for n in loads} & self._parameters
         self._visit(lowered.body, alone=False)
 
     def _visit(self, node: Any, *, alone: bool) -> None:
@@ -465,12 +468,23 @@ class SetEarly:
         if any(map(orders_threads, calls)):
             self._open.clear()
         elif alone and any(call.op.endswith(_SETS) for call in calls):
-            self.faults += [set_early(name, where) for name, where in self._open.items()]
+            releases = any(map(_releases, calls))
+            self.faults += [
+                set_early(name, where)
+                for name, where in self._open.items()
+                if releases or name in self._read
+            ]
             self._open.clear()
         elif isinstance(node, ir.BufferStore) and not alone:
             name = node.buffer.data.name
-            if name in self._read:
+            if name in self._parameters:
                 self._open[name] = node.location
+
+
+def _releases(call: ir.Call) -> bool:
+    """Whether an atomic is a release by its memory order."""
+    order = call.args[-1] if call.args else None
+    return call.op.endswith(_SETS) and getattr(order, "value", None) in _RELEASES
 
 
 def set_early(name: str, location: ir.Location | None) -> Fault:
@@ -479,7 +493,7 @@ def set_early(name: str, location: ir.Location | None) -> Fault:
         location,
         name,
         f"{name} is stored by several warps, and nothing orders that before the atomic by which "
-        "one thread tells other blocks",
+        "one thread tells other blocks or streams",
         "put T.sync_threads() before the atomic",
     )
 

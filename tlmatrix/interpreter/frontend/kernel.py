@@ -230,7 +230,7 @@ class InterpretedKernel(_Kernel):
     @cached_property
     def sets_early(self) -> tuple[Fault, ...]:
         """Stores that nothing orders before the flag for other blocks."""
-        return self._faults("flags", LoweredCode.sets_early)
+        return self._faults("stores-before-flags", LoweredCode.sets_early)
 
     def _faults(self, kind: str, find: Callable[[LoweredCode], list[Fault]]) -> tuple[Fault, ...]:
         """The faults of a kind in the lowered code; kept on disk."""

@@ -78,8 +78,10 @@ def run_sanitized(
         reports += _faults("lanes", kernel.misplaced, program)
     if "races" in session.sanitizers and watch.copied_last:
         reports += _faults("races", kernel.frees_early, program)
-    if "races" in session.sanitizers and _passes_data_by_flags(watch):
-        reports += _faults("races", kernel.sets_early, program)
+    passed = _passed_by_flags(watch, monitor) if "races" in session.sanitizers else ()
+    if passed:
+        early = [fault for fault in kernel.sets_early if fault.buffer in passed]
+        reports += _faults("races", early, program)
     if "alignment" in session.sanitizers:
         reports += misaligned_arguments(kernel, values, symbols, program)
     try:
@@ -112,10 +114,15 @@ def run_sanitized(
     session.add(reports)
 
 
-def _passes_data_by_flags(watch: Watch) -> bool:
-    """Whether a block may release a flag after it stored data that another block reads."""
-    flags = any(site.orders and site.releases for site in watch.sites)
-    return flags and any({"read", "write"} <= actions for actions in watch.usage.values())
+def _passed_by_flags(watch: Watch, monitor: Monitor) -> frozenset[str]:
+    """Tensors that a block may store and release by a flag to other blocks, or to streams."""
+    if not any(site.orders and site.releases for site in watch.sites):
+        return frozenset()
+    return frozenset(
+        name
+        for name, actions in watch.usage.items()
+        if "write" in actions and ("read" in actions or monitor.is_shared(name))
+    )
 
 
 def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) -> bool:

@@ -272,6 +272,10 @@ class Monitor(Bounds, Collisions, Overflows, Repeats):
             return None
         return world.accesses.view(self._tensors[name])
 
+    def is_shared(self, name: str) -> bool:
+        """Whether other simulated ranks or streams reach a parameter's memory."""
+        return self._ranks(name) is not None
+
     def note_for_ranks(self, view: View, site: int, place: Place, name: str, action: str) -> None:
         """Note an access of memory that other simulated ranks and streams reach."""
         world = context.world()
