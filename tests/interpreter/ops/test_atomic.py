@@ -24,6 +24,19 @@ def test_atomic_add_of_single_elements_with_collisions(dtype):
     assert torch.equal(total.long(), torch.bincount(index.long(), minlength=8))
 
 
+def test_counts_of_lanes_wrap_past_the_largest_integer():
+    @jit_kernel(N="i32[1]", P="i32[4]", threads=32)
+    def numbered(N, P):
+        for i in T.Parallel(4):
+            P[i] = T.atomic_add(N[0], 1, return_prev=True)
+
+    largest = 2**31 - 1
+    n, p = torch.tensor([largest - 1], dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    numbered()(n, p)
+    assert p.tolist() == [largest - 1, largest, -largest - 1, -largest]
+    assert n.item() == -largest + 1
+
+
 def test_atomic_add_sums_over_lanes_that_do_not_show_in_the_index():
     @jit_kernel(threads=128)
     def rows(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):

@@ -388,13 +388,12 @@ def atomic_lanes(
     found = np.zeros(len(values), np.float32 if codec is not None else array.dtype)
     for lane, operand in enumerate(values):
         place = tuple(int(i[lane]) for i in at_lane)
-        old = codec.widen(array[(*place, None)])[0] if codec is not None else array[place]
-        found[lane] = old
-        new = _ATOMIC[kind](old, operand)
-        if codec is not None:
-            codec.narrow(array[(*place, None)], new)
-        else:
-            array[place] = new
+        if codec is None:
+            found[lane] = array[place]
+            _ATOMIC[kind].at(array, place, operand)  # integers wrap
+            continue
+        found[lane] = codec.widen(array[(*place, None)])[0]
+        codec.narrow(array[(*place, None)], _ATOMIC[kind](found[lane], operand))
     if not previous:
         return None
     if active is None:
