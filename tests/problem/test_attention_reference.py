@@ -252,7 +252,7 @@ def test_bounds_of_lse_need_no_second_run_of_the_reference(runs):
 def test_propagation_runs_the_reference_once_for_an_element_without_effect(runs):
     values = packed([0, 5], [7, 0], causal=True)
     problem = with_propagation(make_spec(), make_problem(values), 3)
-    assert list(problem.relations("propagation")) == []
+    assert {each.name for each in problem.relations("propagation")} <= {"rows_of_nan"}
     assert len(runs) == 9  # that of the problem, and of eight elements
 
 

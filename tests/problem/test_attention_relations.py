@@ -4,6 +4,8 @@ import pytest
 import torch
 from problem_cases import dense, make_problem, packed
 
+from spec_results import findings_of
+
 KINDS = ("isolation", "poison", "relations", "repeat")
 
 CASES = [
@@ -242,4 +244,45 @@ def test_relations_compare_available_results():
     problem = problem_of(packed([5, 3], groups=2, kv_heads=2, causal=True, window=None, sink=None))
     for relation in relations_of(problem).values():
         mine, other = sides(relation, problem, lambda p: {"out": p.lowp()["out"]})
-        assert set(mine) == set(other) == {"out"}
+        assert set(mine) == set(other) == ({"out"} if mine else set())
+
+
+CODE = """
+import torch
+
+
+def attention(q, k, v, least=-1e30):
+    scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+    m = scores.amax(-1, keepdim=True).clamp_min(least)
+    p = (scores - m).exp()
+    total = p.sum(-1, keepdim=True)
+    return torch.where(total > 0, p @ v.float() / total.clamp_min(1e-30), 0).to(q.dtype)
+
+
+def attention_from_a_sentinel(q, k, v):
+    return attention(q, k, v, -5e4)
+"""
+DENSE = """
+name: dense
+problem: attention
+entry: attention_relations_code:{entry}
+call: [q, k, v]
+checks: [numeric, relations]
+axes:
+  dtype: [{dtype}]
+  layout: [bhsd]
+  head_dim: [8]
+  kv_heads: [1]
+  seqlen_q: [3]
+  seqlen_k: [1, 2, 5, 9]
+  scale: [none]
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_maximum_that_begins_at_a_finite_number_is_found(dtype, code_folder):
+    spec = code_folder / "dense.yaml"
+    assert findings_of(DENSE.format(entry="attention", dtype=dtype), spec) == []
+    text = DENSE.format(entry="attention_from_a_sentinel", dtype=dtype)
+    findings = findings_of(text, spec)
+    assert {each.title.partition(":")[0] for each in findings} == {"low_scores"}

@@ -243,6 +243,7 @@ def judged_alone(
         "relations",
         (problem,),
         left=lambda _results: {},
+        right=lambda _results: {},
         judge=judge,
         because=because,
         control=control,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.dtypes import torch_dtype
+from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.distributions import (
     SHIFT,
@@ -28,6 +29,8 @@ _STRONG = (5.0, 16.0)
 _STRONGEST_OF_FLOAT16 = 5.0
 _LARGEST_SHIFT = 16.0
 """The largest shift of q and k: products of more than a small scale stay in float16's range."""
+_LOW = 2.0**18
+"""Minus scores below the finite numbers that stand for -inf in kernels: -1e4, -5e4, -65504."""
 
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
@@ -167,6 +170,18 @@ def _shifted(
     shift = min((SHIFT / size) ** 0.5, _LARGEST_SHIFT) if size else _LARGEST_SHIFT
     # The noise of k differs between the keys of a query; that of q hardly matters.
     return q / 4 + shift, k / 8 - shift
+
+
+def low_scores(setting: Setting, operands: Operands) -> dict[str, torch.Tensor] | None:
+    """Q and k for which all scores are equal and about -2**18; None if their dtype has none."""
+    size = setting.softmax_scale * setting.head_dim
+    if not size:
+        return None
+    root = 2.0 ** (round(math.log2(_LOW / abs(size))) // 2)
+    if root > dtype_named(setting.dtype).largest:
+        return None
+    q = torch.full_like(operands.q, math.copysign(root, size))
+    return {"q": q, "k": torch.full_like(operands.k, -root)}
 
 
 def generate_replacements(setting: Setting, seed: int, device: torch.device) -> Operands:

@@ -19,7 +19,7 @@ import torch
 
 from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.attention.axes import CACHE_LAYOUTS, sink_kind
-from tlmatrix.problem.attention.inputs import generate_replacements, shape_of
+from tlmatrix.problem.attention.inputs import generate_replacements, low_scores, shape_of
 from tlmatrix.problem.attention.placement import packed
 from tlmatrix.problem.distributions import permutation, poison_scale, seeded_random
 from tlmatrix.problem.model import Relation, judged_alone
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _OF_MASKS = 3
 """Of this many padded cases, one is called without the mask of each side."""
+_OF_LOW_SCORES = 2
+"""Of this many cases, one is called with scores far below 0."""
 _OPERANDS = ("q", "k", "v", "do")
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 
@@ -358,6 +360,32 @@ def _sink_of_minus_infinity(case: Attention) -> Relation | None:
     )
 
 
+def _low_scores(case: Attention) -> Relation | None:
+    """A forward pass in which all scores are far below 0, and equal: keys weigh the same.
+
+    Where a maximum begins at a finite number, or masked scores have one, as -1e4, it is wrong.
+    """
+    if case.setup.seed // 5 % _OF_LOW_SCORES or case.operands.sink is not None:
+        return None
+    changed = low_scores(case.setting, case.operands)
+    if changed is None or "out" not in case.problem().outputs:
+        return None
+    low = case.with_tensors(**changed).problem()
+
+    def lowp() -> Tensors:
+        # Float32 rounds the maximum.
+        rounded = {n: each * (1 + 2.0**-21) for n, each in low.reference().items() if n == "lse"}
+        return {**low.lowp(), **rounded}
+
+    outputs = {name: info for name, info in low.outputs.items() if name in ("out", "lse")}
+    return judged_alone(
+        "low_scores",
+        replace(low, cotangents={}, gradient_of={}, outputs=outputs, lowp=lowp),
+        because="all scores are equal and about -2**18: is there a finite number below which a "
+        "kernel takes scores for masked ones?",
+    )
+
+
 def _sink_merged(case: Attention) -> Relation | None:
     """With lse of the row without a sink: out * sigmoid(lse - sink), and logaddexp(lse, sink)."""
     setting, sink = case.setting, case.operands.sink
@@ -553,6 +581,7 @@ _IDENTITIES = (
     _heads_repeated,
     _window_as_long,
     _sink_of_minus_infinity,
+    _low_scores,
     _sink_merged,
     _keys_permuted,
     _other_layout,

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -38,7 +38,7 @@ from tlmatrix.problem.declared.operators import (
     TermSizes,
     WideCasts,
     extremes_of,
-    suits_shift,
+    kind_of_logits,
     term_sizes,
 )
 from tlmatrix.problem.declared.reference import reference_of
@@ -226,10 +226,12 @@ class Declared:
             return None if self.reference is None else self.reference.operands
         return next(iter(self._narrow)) if len(self._narrow) == 1 else None
 
-    @property
-    def suits_shift(self) -> bool:
-        """Whether the reference is a softmax of the first input, or the like."""
-        return self.reference is not None and suits_shift(self.reference, self.inputs, self._axes)
+    @cached_property
+    def logits(self) -> Literal["shifted", "capped"] | None:
+        """Whether the reference is a softmax of the first input, or the like; see there."""
+        if self.reference is None:
+            return None
+        return kind_of_logits(self.reference, self.inputs, self._axes)
 
     @property
     def extremes(self) -> int:
@@ -682,7 +684,7 @@ def _declared_case(setup: CaseSetup) -> Declared:
         inputs = generate_inputs(setup, declaration, distribution, setup.seed)
         return replace(case, inputs=inputs, distribution=distribution)
 
-    if distribution != usual and case.suits_shift:
+    if distribution != usual and case.logits == "shifted":
         return drawn(distribution)
     pick = seeded_random(setup.seed + 6).random()
     if values is None and usual == "normal" and pick < _ZERO_ROWS:

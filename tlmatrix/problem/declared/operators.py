@@ -7,7 +7,7 @@ it: if every operation has a random relative error of at most `unit`, the result
 `unit` times the size of its terms (`term_sizes`).
 
 A shift of all logits changes no softmax, and shifts a log of sums of exponentials by as much
-(`suits_shift`). A reference of which this holds for all results, and that calls an exponential,
+(`kind_of_logits`). A reference of which this holds for all results, and that calls an exponential,
 may have its running maximum begin at any number but -inf in a wrong kernel. Not if it divides by a
 norm: a variance of shifted values is a difference of large numbers.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -319,6 +319,7 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 _SHIFT = -16.0
+_FAR = -(2.0**20)
 _CLOSE = 1e-9
 _EXPONENTIALS = ("softmax", "logsumexp", "exp")
 _NORMS = ("norm", "var", "std", "sqrt", "rsqrt")
@@ -326,10 +327,13 @@ _LARGEST = ("max", "amax", "aminmax", "argmax", "cummax", "topk", "sort")
 _LEAST = ("min", "amin", "argmin", "cummin")
 
 
-def suits_shift(
+def kind_of_logits(
     reference: ReferenceCall, inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Any]
-) -> bool:
-    """Whether a shift of the first input leaves all results as they are, or shifts them.
+) -> Literal["shifted", "capped"] | None:
+    """Whether the first input is logits of a softmax or the like, and what a shift of it does.
+
+    It leaves all results as they are or shifts them, or, of logits that are capped by tanh, a large
+    one leaves them as a larger one does. None for other problems.
 
     Args:
         reference: what computes the results, in float64.
@@ -338,24 +342,34 @@ def suits_shift(
     """
     first = next(iter(inputs))
     if reference.exact_dtype != torch.float64 or not inputs[first].is_floating_point():
-        return False
+        return None
     exact = {
         name: each.double() if each.is_floating_point() else each for name, each in inputs.items()
     }
-    with torch.no_grad(), _Names() as names:
+
+    def moved(by: float) -> dict[str, torch.Tensor]:
+        return reference({**exact, first: exact[first] + by}, axes)
+
+    with torch.no_grad():
         try:
-            plain = reference({**exact}, axes)
-            moved = reference({**exact, first: exact[first] + _SHIFT}, axes)
+            with _Names() as names:
+                plain = moved(0.0)
+            if not names.any_of(_EXPONENTIALS) or names.any_of(_NORMS):
+                return None
+            far = moved(_SHIFT)
+            if all(
+                _close(far[name], plain[name]) or _close(far[name], plain[name] + _SHIFT)
+                for name in plain
+            ):
+                return "shifted"
+            if not names.any_of(("tanh",)):
+                return None
+            far, further = moved(_FAR), moved(2 * _FAR)
         except Exception as error:
             if unwinds(error):
                 raise
-            return False
-    if not names.any_of(_EXPONENTIALS) or names.any_of(_NORMS):
-        return False
-    return all(
-        _close(moved[name], plain[name]) or _close(moved[name], plain[name] + _SHIFT)
-        for name in plain
-    )
+            return None
+    return "capped" if all(_close(far[name], further[name]) for name in plain) else None
 
 
 def extremes_of(

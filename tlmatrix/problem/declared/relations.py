@@ -24,6 +24,7 @@ from tlmatrix.problem.declared.inputs import (
     selected_lengths,
     value_of,
 )
+from tlmatrix.problem.declared.logits import with_other_logits
 from tlmatrix.problem.distributions import generator, poison_scale, seeded_random
 from tlmatrix.problem.model import Relation, judged_alone
 from tlmatrix.problem.relations import balanced_lengths, repeated
@@ -74,7 +75,13 @@ class DeclaredRelations:
     @cached_property
     def _of_other_values(self) -> Sequence[Relation]:
         case = self.case
-        made = (with_cancelling_parts, _far_from_zero, _scaled_input, _without_input)
+        made = (
+            with_cancelling_parts,
+            _far_from_zero,
+            with_other_logits,
+            _scaled_input,
+            _without_input,
+        )
         return [relation for each in made for relation in each(case)]
 
 
