@@ -81,6 +81,35 @@ def gated_by_another_row(x):
     return gated(x) + 0.5 * x[:, :1].isnan().any()
 
 
+def counted(x):
+    return torch.bincount(x.nan_to_num(9.0).argmax(1), minlength=8).double()[:8] + 0 * x.sum(0)
+
+
+def _by_comparisons(x, nothing):
+    place, best = torch.full((len(x),), nothing), torch.full((len(x),), -torch.inf)
+    for column in range(8):
+        larger = x[:, column] > best
+        place, best = place.where(~larger, column), best.where(~larger, x[:, column])
+    counts = torch.zeros(8).index_add(0, place, torch.ones(len(x)))
+    return counts + 0 * x.sum(0)
+
+
+def counted_by_comparisons(x):
+    return _by_comparisons(x, 0)
+
+
+def counted_outside(x):
+    return _by_comparisons(x, 8)
+
+
+def ordered(x):
+    return x.sort(1, descending=True).values
+
+
+def sorted_numbers(x):
+    return ordered(x.masked_fill(x.isnan(), -torch.inf))
+
+
 def failing_reference(x):
     if not x.isfinite().all():
         raise ValueError("x must be finite")
@@ -260,6 +289,17 @@ def test_the_gradient_of_a_selection_may_pass_over_a_nan(found):
     text = text.replace(many, "[1], values: [normal, large, ramp, opposed, cancelling]")
     some = found(text, more="", entry="largest_number_but_zero_without_any", reference="largest")
     assert some == []
+
+
+def test_an_index_that_no_comparison_with_rows_of_nan_has_set_is_found(found):
+    assert found(ROWS, more="", entry="counted_by_comparisons", reference="counted") == []
+    findings = found(ROWS, more="", entry="counted_outside", reference="counted")
+    assert findings
+    assert all("rows_of_nan: raised EntryError: IndexError" in each.title for each in findings)
+
+
+def test_a_selection_that_passes_over_a_nan_may_end_with_minus_infinity(found):
+    assert found(ROWS, more="", entry="sorted_numbers", reference="ordered") == []
 
 
 def test_by_default_nan_may_vanish_and_reach_other_rows_of_packed_tensors_alone(found):

@@ -394,10 +394,11 @@ def compare_reach(
         spread = never & ~(moved <= bounds.lower_limit_of_two_runs(name))
         if bool(spread.any()):
             spread &= ~(moved <= 2 * bounds.error_bound(name).element)
-        finite = values.isfinite()
-        if bool((spread & finite).any()):
+        finite, number = values.isfinite(), ~values.isnan()
+        if bool((spread & number).any()):
+            # Infinite where all are selected, and the NaN is passed over as the least number.
             compared = relation.reach.compared().get(name, torch.zeros_like(spread))
-            spread &= ~(finite & compared)
+            spread &= ~(number & compared)
         if bool((spread & ~finite).any()):
             spread &= finite | ~relation.reach.mixed().get(name, torch.zeros_like(spread))
         if bool(spread.any()):

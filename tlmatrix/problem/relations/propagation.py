@@ -1,8 +1,9 @@
-"""The relation of NaN and infinity: one in an input reaches the results that depend on it.
+"""Relations of NaN and infinity: one in an input reaches the results that depend on it.
 
 The float64 reference, given the same value, says how far it may reach: also to results that
 multiply it by 0, such as masked products, or that add -inf to it, such as masked scores. Another
-finite value in its place says which results depend on it: these must not be finite.
+finite value in its place says which results depend on it: these must not be finite. Rows of NaN may
+give any results, but no access outside of a tensor, as with an index that no comparison has set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tlmatrix.dtypes import is_float8
 from tlmatrix.problem.declared.carried import as_products
 from tlmatrix.problem.declared.operators import Call, OperatorMode
 from tlmatrix.problem.distributions import seeded_random
-from tlmatrix.problem.model import Reach, ReachRelation, ReferenceFailedError
+from tlmatrix.problem.model import Reach, ReachRelation, ReferenceFailedError, Relation
 
 if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Tensors
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _TRIES = 8
 """Elements of inputs tried, until one is no padding and changes a result."""
+_ROWS_OF_NAN = 0.5
+"""The share of cases that are called with rows of NaN, too."""
 _NOISE = 1e-9
 """Differences up to this part of a value are the rounding of float64 sums in another order."""
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -53,18 +56,51 @@ def with_propagation(spec: Spec, problem: Problem, seed: int) -> Problem:
     if not problem.has_reference or problem.with_inputs is None:
         return problem
     return problem.with_relations(
-        "propagation", lambda: _propagation(problem, seed, spec.propagation)
+        "propagation",
+        lambda: (*_propagation(problem, seed, spec.propagation), *_rows_of_nan(problem, seed)),
+    )
+
+
+def _rows_of_nan(problem: Problem, seed: int) -> Iterator[Relation]:
+    """A call with NaN in all of some rows of an input, in some cases; its results do not matter."""
+    assert problem.with_inputs is not None
+    pick = seeded_random(seed + 14)
+    names = _changeable(problem)
+    if not names or pick.random() >= _ROWS_OF_NAN:
+        return
+    name = pick.choice(names)
+    tensor = problem.inputs[name]
+    rows = torch.zeros((*tensor.shape[:-1], 1), dtype=torch.bool, device=tensor.device)
+    count = rows.numel()
+    rows.view(-1)[pick.sample(range(count), max(1, count // 4))] = True
+    changed = tensor.float().masked_fill(rows, torch.nan).to(tensor.dtype)
+    try:
+        other = problem.with_inputs({name: changed})
+    except ReferenceFailedError:
+        return
+    yield Relation(
+        "rows_of_nan",
+        "propagation",
+        (other,),
+        left=lambda _results: {},
+        right=lambda _results: {},
+        because=f"{name} has rows of NaN: is an index used that no comparison with them has set?",
+    )
+
+
+def _changeable(problem: Problem) -> list[str]:
+    """The floating-point inputs of which one element can change alone."""
+    return sorted(
+        name
+        for name, tensor in problem.inputs.items()
+        if tensor.dtype.is_floating_point and tensor.numel() and not _expanded(tensor)
     )
 
 
 def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[ReachRelation]:
     pick = seeded_random(seed + 4)
     results = [info.dtype for info in problem.outputs.values() if info.dtype.is_floating_point]
-    names = sorted(
-        name
-        for name, tensor in problem.inputs.items()
-        if tensor.dtype.is_floating_point and tensor.numel() and not _expanded(tensor)
-    )
+    names = _changeable(problem)
     # GPUs convert an infinity to the largest float8.
     narrow = any(map(is_float8, results))
     values = (math.nan,) if narrow else (math.nan, math.nan, math.inf, -math.inf)
