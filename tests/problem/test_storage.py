@@ -8,6 +8,7 @@ from problem_cases import CPU, dense, make_problem, make_spec, packed
 from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.problem import family_for
 from tlmatrix.problem.lint import lint_optional_axes
+from tlmatrix.problem.relations.calls import with_other_layouts
 from tlmatrix.spec.model.fields import STORAGES
 
 NORM = {
@@ -55,6 +56,19 @@ def test_storage_keeps_values_of_inputs_and_references(make, storage):
         assert moved.names[name] is moved.inputs[name]
     for name, tensor in usual.reference().items():
         assert same(moved.reference()[name], tensor)
+
+
+def test_gradients_of_results_have_each_layout_of_autograd_in_the_first_cases():
+    problem, spec = PROBLEMS["dense attention"](values="normal"), make_spec()
+
+    def alone(number):
+        case = with_other_layouts(spec, problem, 3, number)
+        found = (each for each in case.relations("relations") if each.name == "other_layouts")
+        layouts = (each.layouts["do"] for each in found if each.layouts.keys() == {"do"})
+        return [each for each in layouts if each != "offset"]
+
+    assert list(map(alone, range(3))) == [["strided"], ["transposed"], ["aligned"]]
+    assert alone(None) == []
 
 
 def test_storage_sets_strides_and_offsets():

@@ -37,6 +37,9 @@ _STRIDED = frozenset({"sliced", "transposed"})
 _ALIGNED = frozenset({"offset", "sliced"})
 """Values with which it promises to take tensors that are not aligned."""
 
+_OF_AUTOGRAD = ("aligned", "strided", "transposed")
+"""The layouts that gradients of results have in turn in the first cases."""
+
 
 def _variant(problem: Problem, **changes: Any) -> Problem:  # noqa: ANN401 - fields of the problem
     """The problem with other fields, without relations."""
@@ -222,6 +225,16 @@ def _relations(spec: Spec, problem: Problem, seed: int, number: int | None) -> I
         words="a call with contiguous, aligned tensors",
     )
     yield relation
+    if number is not None and not has_ranks(spec):
+        # Autograd passes on what a slice, a transposition or a concatenation makes of gradients.
+        cotangents = {id(each) for each in problem.cotangents.values()}
+        chosen = {}
+        for name in (name for name in movable if id(tensors[name]) in cotangents):
+            offered = [each for each in layouts_of(tensors[name]) if each in _OF_AUTOGRAD]
+            if offered:
+                chosen[name] = offered[number % len(offered)]
+        if chosen.items() - layouts.items():
+            yield replace(relation, layouts=chosen)
     for name in movable if number is not None and not has_ranks(spec) else ():
         # Tables, lengths, scales: the calls of a few cases are cheap.
         tensor = tensors[name]
