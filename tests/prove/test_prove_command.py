@@ -12,7 +12,8 @@ import pytest
 
 from outside_project import command_line
 from tlmatrix.check.finding import Finding
-from tlmatrix.prove.answers import Proof
+from tlmatrix.commands.prove import _table_line
+from tlmatrix.prove.answers import KernelProofs, Proof
 from tlmatrix.prove.refuting import shows
 
 _KERNEL = """
@@ -396,3 +397,14 @@ def test_a_refutation_is_a_finding_about_the_property_of_the_kernel(check, title
     """A wrong value, or a race of another kernel, has another cause."""
     proof = Proof("races", "Y", "unknown")
     assert shows(Finding(check, title, kernel=kernel), proof, "doubled") == shown
+
+
+def test_the_sizes_up_to_which_offsets_fit_are_named_if_they_are_small():
+    def line(*subjects):
+        proofs = [Proof("overflow", each, "proven") for each in subjects]
+        return _table_line("copy", "", [KernelProofs("copy", "", (), tuple(proofs))])
+
+    assert "overflow proven up to 32768 " in line(
+        "int32, sizes to 1048576", "int32, sizes to 32768"
+    )
+    assert "overflow proven  " in line("int32, sizes to 1048576")

@@ -19,7 +19,7 @@ from tlmatrix.options.table import TIER
 from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
 from tlmatrix.prove.kernels import prove_kernel, prove_spec
 from tlmatrix.prove.launches import Observer, asked_cases
-from tlmatrix.prove.properties import LARGEST_GRIDS
+from tlmatrix.prove.properties import LARGEST_DIMS
 from tlmatrix.prove.refuting import refuted_by_launch
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
@@ -38,6 +38,8 @@ _LAUNCHES = 3
 """Of a program's launches of a kernel, those that launches which refute a property are like."""
 _MOST_SHOWN = 32
 """Elements of a table of a launch."""
+_UP_TO = ("overflow", "grid")
+"""Properties that are proven up to a size."""
 _WIDER = "for other options"
 _WIDER_TIER = "each"
 """The tier of which the memory of kernels is looked at: it has each value of each axis."""
@@ -145,8 +147,8 @@ def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
         seen = answers[wanted]
         several = (f"{seen[a]} {a}" for a in ("proven", "refuted", "unknown") if seen[a])
         parts.append(f"{wanted} {', '.join(several) if len(seen) > 1 else next(iter(seen))}")
-        if wanted == "grid" and set(seen) == {"proven"}:
-            parts[-1] += _up_to(kernels)
+        if wanted in _UP_TO and set(seen) == {"proven"}:
+            parts[-1] += _up_to(kernels, wanted)
     seconds = sum(each.seconds for each in kernels)
     unsupported = next((each.unsupported for each in kernels if each.unsupported), "")
     if unsupported:
@@ -154,11 +156,11 @@ def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
     return f"{label:<28} {archs and f'{archs}: '}{'; '.join(parts)}  {seconds:.1f} s"
 
 
-def _up_to(kernels: Iterable[KernelProofs]) -> str:
-    """The sizes up to which grids are launched, if they are fewer than are asked for."""
-    subjects = [each.subject for kernel in kernels for each in kernel.proofs if each.name == "grid"]
+def _up_to(kernels: Iterable[KernelProofs], name: str) -> str:
+    """The sizes up to which a property is proven, if they are smaller than those asked for."""
+    subjects = [each.subject for kernel in kernels for each in kernel.proofs if each.name == name]
     most = min(int(subject.rpartition(" ")[2]) for subject in subjects)
-    return f" up to {most}" if most < LARGEST_GRIDS[0] else ""
+    return f" up to {most}" if most < LARGEST_DIMS[0] else ""
 
 
 def _details(
