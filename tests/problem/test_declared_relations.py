@@ -432,6 +432,7 @@ def test_an_empty_batch_has_a_graph(found):
     findings = found(LINEAR, entry="without_a_graph", **names)
     assert findings
     assert all("the output y does not require grad" in each.title for each in findings)
+    assert all("checks: {without: [gradients]}" in each.hint for each in findings)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ _ON_STREAMS = (
 _ROUNDED_FACTORS = 8.0
 """Most that rounding factors moves a result, in units roundoff of the largest sum of |terms|."""
 
+_FORWARD = "of an entry without a backward pass, `checks: {without: [gradients]}` says so"
+
 
 class Results(dict[str, torch.Tensor]):
     """Outputs and gradients by name.
@@ -279,12 +281,15 @@ class CaseRun:
         found, usable = [], {}
         for name, info in self.problem.outputs.items():
             mismatch = describe_mismatch(name, info, results.get(name))
+            hint = None
             if isinstance(results, Results) and name in results.absent:
                 mismatch = f"no gradient {name}: {results.absent[name]}"
+                hint = _FORWARD if "does not require grad" in mismatch else None
             if mismatch is None:
                 usable[name] = results[name]
             elif name in results or self.checks_values(name):
-                found.append(Finding(self.check_of(name), mismatch, tensor=name, pattern="shape"))
+                check = self.check_of(name)
+                found.append(Finding(check, mismatch, tensor=name, pattern="shape", hint=hint))
         self.results = usable
         return found
 
