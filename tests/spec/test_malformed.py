@@ -205,8 +205,6 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
      ["3:5: not YAML: could not find expected ':'; a key needs ': ' after it"]),
     "a dtype that is a list": (DECL.replace("[float16]", "[[float16]]") + "problem: {inputs: {x: {shape: [8], dtype: $dtype}}, outputs: [y], reference: a:b}\n",
      ["3:16: unknown dtype [float16]; did you mean 'float16'? Dtypes: " + DTYPES]),
-    "an axis as a key of fuzz": (HEAD + "fuzz: {window: 1..9}\n",
-     ["5:8: unknown key 'window'; ranges of axes are under `axes`. Keys here: seqlens, axes, storage, examples"]),
     "fuzzing an axis that does not exist, or has no numbers": (HEAD + "fuzz: {axes: {windw: 1..3, dtype: 1..3, window: {}, causal: {around: [3]}}}\n",
      ["5:15: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
       "5:28: the axis 'dtype' has no number among its values, so 'range' is invalid",
