@@ -7,6 +7,7 @@ import torch
 from jit_kernel import jit_kernel
 from tlmatrix.interpreter import (
     DeadlockError,
+    LaunchError,
     SynchronizationError,
     Unsupported,
     interpret,
@@ -121,6 +122,25 @@ def test_a_block_may_not_end_before_its_copies():
     x = torch.randn(6, 4, 16)
     with scheduled("lazy"), pytest.raises(SynchronizationError, match="nothing waits for it"):
         passed_on(16, True, ends_together=False)(x, x.clone())
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_a_grid_has_whole_clusters(arch):
+    """CUDA launches no other."""
+    x = torch.randn(7, 4, 16)
+    with interpret(arch=arch), pytest.raises(LaunchError, match=r"grid=\(7,1,1\).* of a cluster"):
+        whole_clusters()(x, x.clone())
+    with interpret(arch=arch):
+        whole_clusters()(x[:6], x[:6].clone())
+
+
+@jit_kernel(X="f32[n, 4, 16]", Y="f32[n, 4, 16]")
+def whole_clusters(X, Y):
+    with T.ClusterKernel(X.shape[0], threads=128, cluster_dims=3) as bx:
+        tile = T.alloc_shared((4, 16), "float32")
+        T.copy(X[bx, :, :], tile)
+        T.cluster_sync()
+        T.copy(tile, Y[bx, :, :])
 
 
 def reports_of(kernel, x, y):

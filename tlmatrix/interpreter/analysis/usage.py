@@ -30,6 +30,15 @@ def is_grid(node: Any) -> bool:
     return isinstance(node, ir.For) and node.kind == ir.THREAD_BINDING
 
 
+def cluster_dims(launch: Any) -> tuple[int, ...]:
+    """How many blocks a cluster of a launch has along x, y and z."""
+    for node in walk(launch):
+        if isinstance(node, ir.Block) and "cluster_dims" in node.annotations:
+            dims = [int(getattr(n, "value", n)) for n in node.annotations["cluster_dims"]]
+            return (*dims, *[1] * (3 - len(dims)))
+    return (1, 1, 1)
+
+
 def is_parallel(loop: ir.For) -> bool:
     """Whether the iterations of a loop run together.
 

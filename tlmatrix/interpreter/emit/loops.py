@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.usage import (
     adds_in_any_order,
+    cluster_dims,
     is_grid,
     is_parallel,
     local_writes,
@@ -63,9 +64,15 @@ def check_grid(e: Emitter, loops: list[ir.For]) -> None:
             raise e.refuse(f"a loop over {loop.thread_tag}")
     extents: dict[str, Any] = {loop.thread_tag: loop.extent for loop in loops}
     values = [extents.get(f"blockIdx.{axis}") for axis in "xyz"]
-    if all(n is None or (isinstance(n, ir.IntImm) and 0 < n.value <= GRID_YZ) for n in values):
+    cluster = cluster_dims(loops[0])
+    if all(
+        n is None or (isinstance(n, ir.IntImm) and 0 < n.value <= GRID_YZ and not n.value % size)
+        for n, size in zip(values, cluster, strict=True)
+    ):
         return
     codes = ["1" if n is None else e.expr(n).code for n in values]
+    if max(cluster) > 1:
+        codes.append(str(cluster))
     e.w.line(f"check_grid({e.kernel.name!r}, {', '.join(codes)})")
 
 

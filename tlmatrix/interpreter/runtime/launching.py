@@ -26,11 +26,14 @@ def block_order(indices: range) -> Sequence[int]:
     return random.Random(seed).sample(indices, len(indices)) if seed else indices  # noqa: S311
 
 
-def check_grid(kernel: str, x: int, y: int = 1, z: int = 1) -> None:
-    """Check that a grid has blocks, and not more than CUDA launches.
+def check_grid(
+    kernel: str, x: int, y: int = 1, z: int = 1, cluster: tuple[int, ...] = (1, 1, 1)
+) -> None:
+    """Check that a grid has blocks, not more than CUDA launches, and whole clusters of them.
 
     Raises:
-        LaunchError: one of its extents is not positive, or above 2**31 - 1 (x) or 65535 (y, z).
+        LaunchError: one of its extents is not positive, above 2**31 - 1 (x) or 65535 (y, z), or no
+            multiple of the blocks of a cluster along it.
     """
     if min(x, y, z) <= 0:
         raise LaunchError.of(kernel, EMPTY_GRID, f"grid=({x},{y},{z})")
@@ -39,5 +42,13 @@ def check_grid(kernel: str, x: int, y: int = 1, z: int = 1) -> None:
             message = (
                 f"kernel {kernel}: grid=({x},{y},{z}) has {extent} blocks along {axis}, and CUDA "
                 f"launches at most {most}; make the longest dimension x, the first of T.Kernel"
+            )
+            raise LaunchError(message)
+    for axis, extent, size in zip("xyz", (x, y, z), cluster, strict=True):
+        if extent % size:
+            message = (
+                f"kernel {kernel}: grid=({x},{y},{z}) has {extent} blocks along {axis}, and CUDA "
+                f"launches only multiples of the {size} of a cluster; round the grid up, and guard "
+                "what the blocks past the end access"
             )
             raise LaunchError(message)

@@ -1,9 +1,9 @@
-"""Calls of declared problems with logits that a softmax must bear: masked, or far below 0.
+"""Calls of declared problems whose first input is logits with masked, low or capped logits.
 
-If the first input is logits: the reference is a softmax of them or the like, also one that is
-capped by tanh. A row of a mask may hold -inf in all tiles but one, and a number far below 0 is no
-masked one. A running maximum is wrong then that begins at -inf and is subtracted from itself, or
-that begins at a finite number; so is padding that takes part in a sum.
+The reference is a softmax of its first input or the like, perhaps of logits that tanh caps. Masked
+logits find a running maximum that begins at -inf: where a whole tile is masked, -inf is subtracted
+from -inf. Logits far below 0 find one that begins at a finite number, and capped ones padding that
+takes part in a sum.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Tensors
 
 _LOW = {torch.float16: (-57344.0, 32.0), torch.bfloat16: (-131072.0, 1024.0)}
-"""Logits below the finite numbers that stand for -inf in kernels, and a step that is exact there,
-by dtype; float32 has those of bfloat16 with a step of 1."""
+"""Logits below the finite numbers that stand for -inf in kernels, and a step between them."""
 _KINDS = 4
 """Kinds of rows: without a mask, with one logit, with the last ones, with the first ones."""
 _CAPPED = -100.0
-"""Logits whose values are near the least one if they are capped by 20 to 100."""
+"""Logits that are nearly equal once they are capped by 20 to 100."""
+_WITHOUT = "Of an input without such numbers `fill: normal` says so"
 _ROUNDED = 2.0**-21
 """The error of results with logits far below 0, relative to them: float32 rounds each logit."""
 
@@ -59,18 +59,16 @@ def with_other_logits(case: Declared) -> Iterator[Relation]:
     far = of(made[first].masked_fill(hidden.to(tensor.device), -torch.inf))
     if _is_number(far):
         because = f"rows of {first} are -inf but for some elements, as masks make them"
-        hint = (
-            "is -inf subtracted from -inf where a whole tile is masked? Of an input without masks "
-            "`fill: normal` says so"
-        )
-        yield _judged("masked_logits", near, far, f"{because}: {hint}")
+        hint = "is -inf subtracted from -inf where a whole tile is masked?"
+        yield _judged("masked_logits", near, far, f"{because}: {hint} {_WITHOUT}")
     by, step = _LOW.get(tensor.dtype, (_LOW[torch.bfloat16][0], 1.0))
     small = torch.randint(0, 5, tensor.shape, generator=generator(case.seed + 18)) * step
     far = of(small + by)
     if far.is_finite:
         because = f"{first} is about {by:.0f} in all elements, which changes no result, or moves it"
         hint = "is there a finite number below which a kernel takes logits for masked ones?"
-        yield _judged("low_logits", near, far, f"{because}: {hint}", error=-by * _ROUNDED)
+        words = f"{because}: {hint} {_WITHOUT}"
+        yield _judged("low_logits", near, far, words, error=-by * _ROUNDED)
 
 
 def _judged(name: str, near: Declared, far: Declared, because: str, error: float = 0.0) -> Relation:

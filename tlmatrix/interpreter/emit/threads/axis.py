@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
+from tlmatrix.interpreter.analysis.usage import cluster_dims
 from tlmatrix.interpreter.emit.emitter import Agents
 from tlmatrix.interpreter.emit.numbers import affine_of
 from tlmatrix.interpreter.emit.values import Val, expression, literal
@@ -151,14 +152,6 @@ class ThreadAxis(Agents):
 _CLUSTER = "the cluster of a block"
 
 
-def _extents(e: Emitter) -> tuple[int, ...]:
-    """How many blocks a cluster has along x, y and z."""
-    for node in walk(e.kernel.body):
-        if isinstance(node, ir.Block) and "cluster_dims" in node.annotations:
-            return tuple(int(getattr(n, "value", n)) for n in node.annotations["cluster_dims"])
-    return (1, 1, 1)
-
-
 def _indices(e: Emitter) -> list[str]:
     """Code of the block's index along x, y and z."""
     found = ["0", "0", "0"]
@@ -172,12 +165,12 @@ def grid_of_clusters(e: Emitter) -> list[tuple[str, int]]:
     """For each dim of the grid, outermost first, its axis and the blocks of a cluster along it."""
     tags = (n.thread_tag for n in walk(e.kernel.body) if isinstance(n, ir.For))
     axes = [tag[-1] for tag in tags if tag.startswith("blockIdx.")]
-    return [(axis, _extents(e)["xyz".index(axis)]) for axis in axes]
+    return [(axis, cluster_dims(e.kernel.body)["xyz".index(axis)]) for axis in axes]
 
 
 def blocks_of_cluster(e: Emitter) -> int:
     """How many blocks a cluster has."""
-    return math.prod(_extents(e))
+    return math.prod(cluster_dims(e.kernel.body))
 
 
 def has_cluster(e: Emitter) -> bool:
@@ -195,7 +188,7 @@ def has_pairs(e: Emitter) -> bool:
 def rank_in_cluster(e: Emitter) -> str:
     """Code of the rank of a block in its cluster: x runs fastest."""
     terms, step = [], 1
-    for index, extent in zip(_indices(e), _extents(e), strict=False):
+    for index, extent in zip(_indices(e), cluster_dims(e.kernel.body), strict=True):
         if extent > 1:
             terms.append(f"{index} % {extent} * {step}")
         step *= extent
@@ -205,8 +198,8 @@ def rank_in_cluster(e: Emitter) -> str:
 def cluster_of(e: Emitter) -> str:
     """The name of the block's cluster, which is joined before the block starts."""
     if _CLUSTER not in e.vars:
-        extents = _extents(e)
-        number = [f"{i} // {n}" for i, n in zip(_indices(e), extents, strict=False)]
+        extents = cluster_dims(e.kernel.body)
+        number = [f"{i} // {n}" for i, n in zip(_indices(e), extents, strict=True)]
         name = e.vars[_CLUSTER] = e.prologue.fresh("cluster")
         e.prologue.line(
             f"{name} = cta.join_cluster(({', '.join(number)}), {blocks_of_cluster(e)}, "
