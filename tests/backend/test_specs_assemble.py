@@ -14,8 +14,7 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 
 FOLDER = Path(__file__).parents[2] / "specs"
 FAMILIES = {
-    "gqa_dense": "mha_dense attention_forward_kernel",
-    "gqa_varlen": "padded",
+    "gqa_varlen": "gqa_dense mha_dense attention_forward_kernel padded",
     "sink_varlen": "sink_dense",
     "dq_reordered": "dq_reordered_dense",
     "dq_specialized": "dq_specialized_dense",
