@@ -392,7 +392,7 @@ class MemorySanitizer(Watcher):
                 self._see_in_blocks(e, effect, site)
 
     def _see_in_blocks(self, e: Emitter, effect: Effect, site: int) -> None:
-        """Tell the shadows of a buffer of blocks of a cluster."""
+        """Note an access in the shadows that the blocks of a cluster have of a buffer."""
         region, name = effect.region, effect.region.buf.code
         if name not in self._seen:
             return
