@@ -156,12 +156,12 @@ def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp
 
 
 def test_a_running_maximum_that_begins_at_0_is_a_finding(drafts, tmp_path):
-    """Right where a row has a number that is not far below 0, as `low_logits` has none."""
+    """By its values where they are shifted, and by `low_logits` in each other case."""
     shares = drafts_for("totals:shares", call="f(torch.randn(8, 40))")
     trial = tried(shares, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
-    failed = [result.values["values"] for result in trial.results if result.failed]
-    assert "shifted" in failed, trial.lines
-    assert set(failed) > {"shifted"}
+    checks = {r.values["values"]: r.findings[0].check for r in trial.results if r.failed}
+    others = ("normal", "large", "zero_rows", "rising")
+    assert checks == {"shifted": "numeric", **dict.fromkeys(others, "relations")}, trial.lines
 
 
 def test_objects_with_a_default_are_left_out_and_optional_tensors_kept(drafts, tmp_path):

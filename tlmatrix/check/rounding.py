@@ -145,8 +145,7 @@ class _Bias:
         # Both at once: few launches on a GPU, and one wait for it.
         values = torch.stack([self._error * weight for weight in weights.values()])
         large = [
-            (sums.abs() > _SIGMAS * squares.sqrt()).flatten(1).any(1)
-            for sums, squares in self._sums(values)
+            _is_no_chance(sums, squares).flatten(1).any(1) for sums, squares in self._sums(values)
         ]
         for (what, weight), suspected in zip(
             weights.items(), torch.stack(large).any(0).tolist(), strict=True
@@ -161,13 +160,13 @@ class _Bias:
             return None  # infinities that the reference has too
         values = self._error * weight
         groups = list(self._sums(values))
-        significant = [sums.abs() > _SIGMAS * squares.sqrt() for sums, squares in groups]
+        significant = [_is_no_chance(sums, squares) for sums, squares in groups]
         for squares_of in (self._squares_of_shared, self._squares_of_equal):
             # One wait for a GPU instead of three.
             if not bool(torch.cat([each.flatten() for each in significant]).any()):
                 return None
             significant = [
-                mask & (sums.abs() > _SIGMAS * squares.sqrt())
+                mask & _is_no_chance(sums, squares)
                 for (sums, _), squares, mask in zip(
                     groups, squares_of(values), significant, strict=True
                 )
@@ -253,6 +252,11 @@ class _Bias:
             f"{what}, {abs(mean) / self._info.roundoff:.2g} times the unit roundoff, where "
             "rounding to nearest has no preferred sign: truncation, or a factor in few bits?",
         )
+
+
+def _is_no_chance(sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Whether sums of errors are larger than by random signs, given the sums of their squares."""
+    return sums.abs() > _SIGMAS * squares.sqrt()
 
 
 def _clustered_squares(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
