@@ -43,7 +43,7 @@ MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
 def multiprocessors(device: torch.device) -> int:
     """The number of multiprocessors of a GPU; without a GPU, that of the current target."""
-    if device.type == "cuda" and torch.cuda.is_available():
+    if device.type == "cuda" and torch.cuda.is_initialized():  # cheaper than `is_available`
         return _processors(device)
     return MULTIPROCESSORS.get(capability(), MULTIPROCESSORS[HOPPER])
 

@@ -1,5 +1,7 @@
 """The number of splits of the keys of each sequence, chosen to occupy all multiprocessors."""
 
+import functools
+
 MAX_SPLITS = 128
 """The most splits that `combine` merges."""
 MIN_TILES = 4
@@ -8,6 +10,7 @@ NEAR_BEST = 0.95
 """Fraction of the best utilization that is good enough."""
 
 
+@functools.lru_cache(maxsize=1024)  # up to 70 us, more than the launches of a call
 def choose_splits(blocks: int, tiles: int, slots: int) -> int:
     """The number of splits, for `blocks` blocks per split.
 
