@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tlmatrix
+from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.cli import main
 from tlmatrix.report.text import describe_result
 from tlmatrix.run.result import CaseResult
@@ -31,6 +32,12 @@ def raises(x):
 
 def two(x):
     return x, x
+
+calls = []
+
+def wrong_once(x):
+    calls.append(x)
+    return wrong(x) if len(calls) == 2 else right(x)
 
 def nan(x):
     return 2 * x + torch.where(x == x.max(), torch.nan, 0.0)
@@ -77,6 +84,16 @@ def test_a_failing_case_reports_the_distribution_of_its_inputs(made, axes, words
     (line,) = [line for line in describe_result(result) if line.startswith("  inputs")]
     assert line == f"  inputs    {result.distribution}{words}" or line.endswith(f"    {words}")
     assert CaseResult.from_json(result.to_json()).distribution == result.distribution != ""
+
+
+@pytest.mark.parametrize(("entry", "passes_again"), [("wrong_once", True), ("wrong", False)])
+def test_a_failure_that_does_not_show_again_says_so_where_threads_are_concurrent(
+    made, monkeypatch, entry, passes_again
+):
+    monkeypatch.setattr(InterpreterBackend, "concurrent", True)
+    _, finding = only(made(entry))
+    assert finding.check == "numeric"
+    assert ("the case passed when it ran again" in finding.detail) == passes_again
 
 
 def test_skipped_checks_are_named_and_run_with_keep_going(made, capsys):

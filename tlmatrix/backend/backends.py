@@ -46,6 +46,7 @@ class Backend:
         simulates_streams: whether calls on several streams can be simulated, with race detection.
         survives_fork: whether a forked process can go on to run cases; CUDA cannot.
         compiles: whether it takes seconds to make each kernel: it is compiled, or lowered.
+        concurrent: whether blocks or ranks run concurrently, so that equal calls may differ.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Backend:
     simulates_streams: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> Backend:
         """This backend for kernels of these architectures; an empty list means any.
@@ -206,6 +208,7 @@ class ProcessesBackend(InterpreterBackend):
     captures_graphs: ClassVar[bool] = False
     simulates_streams: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = True
 
 
 _LOWERED = ("sm_80", "sm_90a")
@@ -249,6 +252,7 @@ class CudaBackend(Backend):
 
     captures_graphs: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
 
     def targeting(self, architectures: Sequence[str]) -> CudaBackend:
         """Check that the kernels support this GPU (`sm_90a` and `sm_90f` run on `sm_90`)."""

@@ -216,7 +216,8 @@ class Runner:
         """Run and judge a case without a record: an attempt of shrinking, or a second pass.
 
         With `masked`, only the checks run that an earlier finding stopped, as if it did not exist.
-        With `explained`, findings about values name options and blocks, which takes more runs.
+        With `explained`, findings about values name options and blocks, which takes more runs, and
+        a failure on a concurrent backend says whether the case passes when it runs again.
         """
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
@@ -233,6 +234,11 @@ class Runner:
         )
         try:
             outcome = self._outcome(spec, case, path, judging, measurements)
+            if explained and self.backend.concurrent and outcome.status is Status.FAILED:
+                again = replace(judging, explained=False)
+                second = self._outcome(spec, case, path, again, Measurements(None))
+                if second.status is Status.PASSED:
+                    outcome = _failed_by_chance(outcome)
         finally:
             self._harness.end_case()
         if any(finding.check == "memory" for finding in outcome.findings):
@@ -339,6 +345,17 @@ class Runner:
             if unwinds(error):
                 raise
             return error_outcome(error, self.backend, measurements, strict=self._strict)
+
+
+def _failed_by_chance(outcome: Outcome) -> Outcome:
+    """The outcome of a case that passed when it ran again."""
+    first, *rest = outcome.findings
+    note = (
+        "the case passed when it ran again: what is wrong depends on the timing of threads, or on "
+        "memory that nothing sets"
+    )
+    noted = replace(first, detail="\n".join(filter(None, [note, first.detail])))
+    return replace(outcome, findings=(noted, *rest))
 
 
 def _timed_out(unfinished: CaseResult, frames: list[str]) -> CaseResult:
