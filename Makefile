@@ -34,12 +34,15 @@ UPSTREAM ?=
 # Of make fuzz-framework: how many specs.
 SPECS ?= 5000
 
+# Optional dependencies that `make setup` installs; CI adds Ray.
+EXTRAS ?= dev
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: run test tests ray test-ray test-fast bytecode compile mutants upstream fuzz-framework lint docs dist setup clean
 
-run: setup
+run: setup bytecode
 	$(BIN)/tlmatrix run specs
 
 # A worker that is done takes tests from the other's end, so that none idles at the end. Tests are
@@ -47,10 +50,10 @@ run: setup
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -n auto --dist worksteal
 
 # Lint beside the tests: mypy has one process.
-test: setup bytecode
+test: setup
 	$(MAKE) --no-print-directory --jobs=2 lint tests
 
-tests: setup
+tests: setup bytecode
 	$(PYTEST)
 
 # With Ray, `make test` has the test of a run on a cluster; that of a search is in `test-ray` alone.
@@ -66,9 +69,11 @@ test-fast: setup bytecode
 	$(PYTEST) -m 'not slow'
 
 # Tests start hundreds of processes, which need not compile the sources again, even where
-# PYTHONDONTWRITEBYTECODE is set.
+# PYTHONDONTWRITEBYTECODE is set. Of the libraries that is what a run imports, a fifth of their
+# modules, so that pip need not compile all of them.
 bytecode: setup
 	$(BIN)/python -m compileall -q -j 0 tlmatrix kernels
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis, pytest, tlmatrix.engine.preload'
 
 # What is assembled is kept, so this goes on where it was stopped.
 compile: setup
@@ -104,8 +109,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	grep -v '^torch==' constraints.txt > .venv-constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	    --constraint $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
 	touch $@
 
 clean:
