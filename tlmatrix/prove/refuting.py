@@ -78,7 +78,8 @@ def refuted(
     nearest = _of_values(spec, cases[-1], use.observed[0], proof.values)
     tried = islice(chain(nearest, cases, variants(spec, cases[-1], _MOST_CASES)), _MOST_CASES)
     for each in {case.key: case for case in tried}.values():
-        result = runner.judge(traced, each)
+        # Other checks would call the entry again, and show nothing.
+        result = runner.judge(traced, each, reruns=SHOWS[proof.name])
         if result.status not in (Status.FAILED, Status.ERROR):
             continue
         for finding in result.findings:
