@@ -33,6 +33,8 @@ from cross_entropy import reference
 def mean(logits, target, ignore_index):
     return reference(logits, target, ignore_index, "mean")
 """
+OF_OTHER_OPTIONS = {"decode_stages_left_out_of_the_budget"}
+"""Bugs that only the memory of options shows that no case combines: the quick tier asks it too."""
 PLAIN = yaml.safe_load((FOLDER / "plain.yaml").read_text())
 
 
@@ -86,7 +88,8 @@ def test_quick_tier_finds_the_bug(bug, fresh):
             return any(runner.judge(spec, case, reruns=reruns).failed for case in cases)
 
         assert (
-            fails(no_fork, planned.values())
+            (bug.name in OF_OTHER_OPTIONS and fails(spec, planned.values(), set()))
+            or fails(no_fork, planned.values())
             or fails(no_fork, tier_fuzz_cases(spec, "quick", planned), "rotate")
             or fails(spec, planned.values())
         )
