@@ -1,5 +1,6 @@
 """The HTML report in headless Chromium, without a network."""
 
+import math
 import shutil
 import time
 
@@ -213,10 +214,14 @@ def test_a_printed_page_has_all_sections_and_charts(browser, report):
 def test_20_000_cases_open_in_two_seconds(browser, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(render([recorded(tmp_path / "run.jsonl", list(many(20_000)))]))
-    # The fastest of three visits, as other programs may keep the machine busy.
-    opened, filtered = zip(*(_seconds(browser, path) for _ in range(3)), strict=True)
-    assert min(opened) < 2
-    assert min(filtered) < 1.2  # 0.2 of it waits for the next key
+    # The fastest of up to three visits, as other programs may keep the machine busy.
+    opened = filtered = math.inf
+    for _ in range(3):
+        found = _seconds(browser, path)
+        opened, filtered = min(opened, found[0]), min(filtered, found[1])
+        if opened < 2 and filtered < 1.2:  # 0.2 of it waits for the next key
+            return
+    pytest.fail(f"opened in {opened:.1f} s, filtered in {filtered:.1f} s")
 
 
 def _seconds(browser, path):
