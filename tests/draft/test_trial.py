@@ -176,7 +176,7 @@ def test_objects_with_a_default_are_left_out_and_optional_tensors_kept(drafts, t
 def test_what_was_found_before_the_time_ended_is_kept(drafts, tmp_path):
     slow = drafts_for("totals:slow", call="f(torch.randn(8))")
     start = time.monotonic()
-    trial = tried(slow, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False, seconds=6)
+    trial = tried(slow, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False, seconds=3)
     assert time.monotonic() - start < 40
     assert not trial.error
     assert [value for value in trial.draft.axes["rows"] if value % 8] == []
