@@ -256,35 +256,33 @@ def specialized_key_block(
             T.mbarrier_arrive(dq_full)
         write_keys(gradients, gradients.dk, dk, None, keys, kv_head, key, scale, head_dim)
         write_keys(gradients, gradients.dv, dv, None, keys, kv_head, key, 1.0, head_dim_v)
-    elif thread < _REDUCER:
-        T.dec_max_nreg(PRODUCER_REGISTERS)
-        T.tma_copy(keys.tile(k, kv_head, key, columns, width), k_shared, barrier=kv_full)
-        T.tma_copy(keys.tile(v, kv_head, key, columns, width_v), v_shared, barrier=kv_full)
-        T.mbarrier_arrive(kv_full)
-        for step in T.serial(total):
-            stage = step % stages
-            free = (step // stages + 1) % 2
-            query = (first + T.truncmod(step, count)) * rows
-            here = head + T.truncdiv(step, count)
-            lse = queries.padded_tile(row_lse, here, query, rows)
-            delta = queries.padded_tile(row_delta, here, query, rows)
-            T.mbarrier_wait_parity(q_empty[stage], free)
-            q_tile = queries.tile(q, here, query, rows, width)
-            _load(q_tile, lse, q_shared, lse_shared, q_full, stage)
-            T.mbarrier_wait_parity(do_empty[stage], free)
-            do_tile = queries.tile(do, here, query, rows, width_v)
-            _load(do_tile, delta, do_shared, delta_shared, do_full, stage)
-    elif thread < _REDUCER_END:
-        T.dec_max_nreg(PRODUCER_REGISTERS)
-        for step in T.serial(total):
-            query = (first + T.truncmod(step, count)) * rows
-            here = head + T.truncdiv(step, count)
-            first_block = block_index(ORDER, queries, here, query)
-            tile = (*first_block[:-1], slice(first_block[-1], first_block[-1] + blocks))
-            T.mbarrier_wait_parity(dq_full, step % 2)
-            T.atomic_add(
-                gradients.dq[(*tile, slice(0, lines), slice(0, LINE))], dq_shared, use_tma=True
-            )
-            T.mbarrier_arrive(dq_empty)
     else:
         T.dec_max_nreg(PRODUCER_REGISTERS)
+        if thread < _REDUCER:
+            T.tma_copy(keys.tile(k, kv_head, key, columns, width), k_shared, barrier=kv_full)
+            T.tma_copy(keys.tile(v, kv_head, key, columns, width_v), v_shared, barrier=kv_full)
+            T.mbarrier_arrive(kv_full)
+            for step in T.serial(total):
+                stage = step % stages
+                free = (step // stages + 1) % 2
+                query = (first + T.truncmod(step, count)) * rows
+                here = head + T.truncdiv(step, count)
+                lse = queries.padded_tile(row_lse, here, query, rows)
+                delta = queries.padded_tile(row_delta, here, query, rows)
+                T.mbarrier_wait_parity(q_empty[stage], free)
+                q_tile = queries.tile(q, here, query, rows, width)
+                _load(q_tile, lse, q_shared, lse_shared, q_full, stage)
+                T.mbarrier_wait_parity(do_empty[stage], free)
+                do_tile = queries.tile(do, here, query, rows, width_v)
+                _load(do_tile, delta, do_shared, delta_shared, do_full, stage)
+        elif thread < _REDUCER_END:
+            for step in T.serial(total):
+                query = (first + T.truncmod(step, count)) * rows
+                here = head + T.truncdiv(step, count)
+                first_block = block_index(ORDER, queries, here, query)
+                tile = (*first_block[:-1], slice(first_block[-1], first_block[-1] + blocks))
+                T.mbarrier_wait_parity(dq_full, step % 2)
+                T.atomic_add(
+                    gradients.dq[(*tile, slice(0, lines), slice(0, LINE))], dq_shared, use_tma=True
+                )
+                T.mbarrier_arrive(dq_empty)

@@ -12,6 +12,10 @@ import torch
 
 WARP = 32
 """Threads of a warp."""
+WARP_GROUP = 128
+"""Threads of a warp group."""
+REGISTERS = 65536
+"""Registers of a multiprocessor."""
 
 # Dynamic shared memory a block may use, and of an SM, in bytes, by architecture.
 _SHARED = dict.fromkeys((80, 87), (166912, 167936))
@@ -36,7 +40,7 @@ class DeviceProperties:
     shared_memory_per_block: int
     shared_memory_per_block_optin: int
     shared_memory_per_multiprocessor: int
-    regs_per_multiprocessor: int = 65536
+    regs_per_multiprocessor: int = REGISTERS
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
     warp_size: int = WARP

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InterpreterError
+from .gpu import REGISTERS
 
 if TYPE_CHECKING:
     import torch
@@ -218,6 +219,24 @@ def overtaken_wait(waiting: str, barrier: str) -> str:
     return (
         f"the wait of {waiting} for {barrier} may last for ever: the next phase of the barrier can "
         "end before the end of the one that is waited for was seen"
+    )
+
+
+ALL_WARPS = "all warps of a warp group must execute setmaxnreg, and with one count (PTX ISA)"
+"""A rule of `setmaxnreg`."""
+
+
+def registers_of_a_part(who: str, first: int, last: int) -> str:
+    """A report of a `setmaxnreg` of some warps of the warp group of threads `first` to `last`."""
+    group = f"the warp group of threads {first}..{last}"
+    return f"{who} set the registers of {group}; its other warps do not, or to another count"
+
+
+def too_many_registers(total: int) -> str:
+    """A report of a `setmaxnreg` after which the warp groups of a block want `total` registers."""
+    return (
+        f"the warp groups of a block want {total} registers in all, and a multiprocessor has "
+        f"{REGISTERS}: setmaxnreg waits for ever"
     )
 
 

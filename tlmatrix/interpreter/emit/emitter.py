@@ -64,6 +64,10 @@ class Agents:
         del e, call
         return False
 
+    def set_registers(self, e: Emitter, count: int) -> None:
+        """Write a `setmaxnreg`."""
+        del e, count
+
     def untracked(self) -> AbstractContextManager[None]:
         """Inside, accesses are not noted for race detection."""
         return nullcontext()

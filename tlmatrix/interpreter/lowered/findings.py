@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tlmatrix.interpreter.gpu import WARP
+from tlmatrix.interpreter.gpu import REGISTERS, WARP, WARP_GROUP
 from tlmatrix.interpreter.reports import (
     ALL_ARRIVE,
+    ALL_WARPS,
     Party,
     Report,
     element_name,
     overtaken_wait,
+    registers_of_a_part,
     source_line,
+    too_many_registers,
 )
 
 if TYPE_CHECKING:
@@ -191,6 +194,8 @@ def finish(m: Machine) -> None:
         lane = block * m.threads + warp * WARP
         what = overtaken_wait(thread_name(m, lane), f"mbarrier {barrier}")
         report(m, "barriers", "", (), lane, site, what, hint=ALL_ARRIVE)
+    if m.register_counts is not None:
+        _registers(m, *m.register_counts)
     blocks, warps = m.units.unfinished("stores")
     if len(blocks):
         lane = int(blocks[0]) * m.threads + int(warps[0]) * WARP
@@ -199,6 +204,25 @@ def finish(m: Machine) -> None:
             "ended: nothing waits for it"
         )
         report(m, "barriers", "", (), lane, 0, what, len(blocks))
+
+
+def _registers(m: Machine, counts: Array, sites: Array) -> None:
+    """Report warp groups whose warps have set other registers, and more than there are."""
+    total, block = 0, 0
+    for first in range(0, m.threads, WARP_GROUP):
+        last = min(first + WARP_GROUP, m.threads) - 1
+        warps = slice(first // WARP, last // WARP + 1)
+        group = counts[:, warps]
+        differs = np.flatnonzero((group != group[:, :1]).any(1))
+        if len(differs):
+            block = int(differs[0])
+            warp = first // WARP + int(group[block].argmax())
+            lane = block * m.threads + warp * WARP
+            what = registers_of_a_part(f"threads {warp * WARP}..{warp * WARP + 31}", first, last)
+            report(m, "barriers", "", (), lane, int(sites[block, warp]), what, hint=ALL_WARPS)
+        total += int(group.max()) * (last + 1 - first)
+    if total > REGISTERS:
+        report(m, "barriers", "", (), 0, int(sites.max()), too_many_registers(total))
 
 
 def report(

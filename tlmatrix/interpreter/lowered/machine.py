@@ -170,6 +170,8 @@ class Machine:
         thread: of each lane in its block.
         stride: from the shared memory of a block to that of the next, in bytes.
         watched: the sanitizers for which accesses are noted.
+        register_counts: what warps have set by `setmaxnreg` and where, [2, blocks, warps]: the last
+            count, 0 before, and the site. None before the first.
     """
 
     _whole: tuple[Any, Array] = (None, np.zeros(0, np.int64))  # of the last mask
@@ -185,6 +187,7 @@ class Machine:
     ) -> None:
         """Lanes of the blocks with the numbers `chosen`, x first, and the tensors of a launch."""
         self._memories, self._arrived = memories, 0
+        self.register_counts: Array | None = None
         self.program, self.watching = program, watching
         self.threads, self.blocks = math.prod(program.threads), len(chosen)
         self.count = self.threads * self.blocks
@@ -335,6 +338,15 @@ class Machine:
         """The lanes of each warp have waited for one another."""
         if self.clocks is not None:
             self.clocks.synchronize(self.clocks.active(mask))
+
+    def set_registers(self, count: int, mask: Any, site: int) -> None:
+        """`setmaxnreg` to `count` a thread."""
+        if self.clocks is None:
+            return
+        if self.register_counts is None:
+            self.register_counts = np.zeros((2, self.blocks, self.clocks.warps), np.int64)
+        set_by = self.clocks.active(mask)
+        self.register_counts[0, set_by], self.register_counts[1, set_by] = count, site
 
     def warp_groups_fenced(self, mask: Any) -> None:
         """`wgmma.fence`."""

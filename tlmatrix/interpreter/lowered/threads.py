@@ -111,6 +111,11 @@ def _wait(e: Emitter, call: ir.Call) -> Val:
     return NOTHING
 
 
+def _set_registers(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.set_registers({int(call.args[0].value)}, {e.mask}, {e.site()})")
+    return NOTHING
+
+
 def _elect(e: Emitter, call: ir.Call) -> Val:
     """`tl_shuffle_elect(threads)`: the first lane of every so many threads; 0 for of the block."""
     del e
@@ -241,6 +246,7 @@ OPERATIONS: dict[str, Any] = {
     "tl.mbarrier_wait_parity": _wait,
     "tl.fence_proxy_async": statement("m.fence_proxy({mask})"),
     "tl.sync_warp": statement("m.warp_synchronized({mask})"),
+    "tl.set_max_nreg": _set_registers,
     "tl.tl_shuffle_elect": _elect,
     **dict.fromkeys(SHUFFLES, _shuffle),
     **dict.fromkeys(("tirx.tvm_warp_activemask", "tl.activemask"), _active),
@@ -254,7 +260,6 @@ OPERATIONS: dict[str, Any] = {
         (
             "tl.ptx_fence_barrier_init",
             "tl.prefetch_tma_descriptor",
-            "tl.set_max_nreg",
             "tl.no_set_max_nreg",
             "tl.annotate_producer_reg_dealloc",
             "tl.annotate_consumer_reg_alloc",

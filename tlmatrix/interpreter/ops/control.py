@@ -39,7 +39,6 @@ _IGNORED = frozenset(
         "tl.pdl_trigger",
         "tl.pdl_sync",
         "tl.no_set_max_nreg",
-        "tl.set_max_nreg",
         "tl.annotate_producer_reg_dealloc",
         "tl.annotate_consumer_reg_alloc",
     }
@@ -48,6 +47,10 @@ _IGNORED = frozenset(
 
 def _ignore(e: Emitter, call: Call) -> None:
     del e, call
+
+
+def _set_registers(e: Emitter, call: Call) -> None:
+    e.agents.set_registers(e, int(call.args[0].value))
 
 
 def _jump(e: Emitter, call: Call) -> None:
@@ -247,6 +250,7 @@ OPERATIONS = Operations(
         },
         effects={
             **dict.fromkeys(_IGNORED, _ignore),
+            "tl.set_max_nreg": _set_registers,
             **dict.fromkeys(JUMPS, _jump),
             **dict.fromkeys(("tl.device_assert", "tl.device_assert_with_msg"), _assert),
             "tirx.assume": _assume,

@@ -13,17 +13,20 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError, Unsupported
+from tlmatrix.interpreter.gpu import WARP_GROUP
 from tlmatrix.interpreter.reports import (
     ALL_ARRIVE,
+    ALL_WARPS,
     Party,
     Report,
     ReportSet,
     overtaken_wait,
+    registers_of_a_part,
     rendered,
 )
 
@@ -85,12 +88,32 @@ class Block:
         found[1] += 1
         return found[0], found[1]
 
+    def _warp_groups(self) -> Iterator[tuple[range, list[Role]]]:
+        """The threads of each warp group, and the roles that have some of them."""
+        for first in range(0, self.threads, WARP_GROUP):
+            group = range(first, min(first + WARP_GROUP, self.threads))
+            yield group, [r for r in self.roles if r.low < group.stop and r.high > first]
+
+    @property
+    def registers(self) -> int:
+        """The registers of all warp groups that have set theirs."""
+        return sum(
+            len(group) * max((role.registers[-1][0] for role in roles if role.registers), default=0)
+            for group, roles in self._warp_groups()
+        )
+
     def end(self) -> None:
         """All roles have ended: report work on the block's memory that nothing waited for."""
         self.ended = True
         for agent, (time, what, line, name) in self.in_flight.items():
             if all(role.clock.get(agent, 0) < time for role in self.roles):
                 self.launch.outlived(self, name, line, what)
+        for group, roles in self._warp_groups() if self.registers else ():
+            first, *others = sorted(roles, key=lambda role: not role.registers)
+            counts = [count for count, _ in first.registers]
+            if any([count for count, _ in other.registers] != counts for other in others):
+                text = registers_of_a_part(first.name, group[0], group[-1])
+                self.launch.divided(self, first.registers[-1][1], text)
 
     # -- barriers
 
@@ -414,6 +437,10 @@ class Launch(Scheduler):
         name, index = bar.subject()
         text = overtaken_wait(begun.by, bar.label)
         self._add("barriers", block, name, begun.line, text, index, ALL_ARRIVE)
+
+    def divided(self, block: Block, line: int, text: str) -> None:
+        """Report a `setmaxnreg` that other warps of the warp group do not execute."""
+        self._add("barriers", block, "", line, text, hint=ALL_WARPS)
 
     def outlived(self, block: Block, name: str, line: int, what: str) -> None:
         """Report asynchronous work that nothing has waited for when its block ends.

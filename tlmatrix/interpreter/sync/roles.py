@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
-from tlmatrix.interpreter.gpu import WARP
+from tlmatrix.interpreter.gpu import REGISTERS, WARP
+from tlmatrix.interpreter.reports import too_many_registers
 
 from .agents import Agent, BlockAgent, Clock, Wait, by_all, fenced, join
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
@@ -114,6 +115,7 @@ class Role(BlockAgent):
 
     Attributes:
         watched: whether accesses are recorded.
+        registers: the counts of each `setmaxnreg`, and its line.
     """
 
     waits = "wait"
@@ -133,6 +135,7 @@ class Role(BlockAgent):
         self.queues: dict[str, Operation] = {}
         self._shared_past: Clock = {}
         self._engines: set[int] = set()  # agents of work that read shared memory
+        self.registers: list[tuple[int, int]] = []
         self._open: dict[str, list[Operation]] = {}
         self._groups: dict[str, list[list[Operation]]] = {}
         self._copied: Clock = {}
@@ -248,6 +251,14 @@ class Role(BlockAgent):
         join(rendezvous.clock, self.clock)
         self.tick()
         rendezvous.done = True
+
+    def set_registers(self, count: int) -> None:
+        """`setmaxnreg` to `count` a thread."""
+        self.registers.append((count, sys._getframe(1).f_lineno))  # noqa: SLF001
+        total = self.block.registers
+        if total > REGISTERS:
+            line = self.registers[-1][1]
+            self.block.launch.misplaced(self.block, "", line, too_many_registers(total))
 
     def spin(self) -> Spin:
         """An iteration of a loop that reads what other blocks or roles write."""

@@ -371,6 +371,10 @@ class Threads(ThreadAxis):
         self.jumps.jump(e, call)
         return True
 
+    def set_registers(self, e: Emitter, count: int) -> None:
+        """Write a `setmaxnreg`."""
+        e.w.line(f"me.set_registers({count})")
+
 
 def threads_of(e: Emitter, what: str) -> Threads:
     """The threads of the block.

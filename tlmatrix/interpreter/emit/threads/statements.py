@@ -98,7 +98,9 @@ def rules_of_threads(t: Threads, rules: Rules, synchronizing: Collection[str]) -
     def is_collective(node: ir.Stmt) -> bool:
         """Whether a statement has anything that threads do together."""
         return any(
-            child.op.startswith("tl.tileop.") or child.op in synchronizing
+            child.op.startswith("tl.tileop.")
+            or child.op in synchronizing
+            or child.op == "tl.set_max_nreg"
             if isinstance(child, ir.Call)
             else isinstance(child, ir.For) and child.kind == ir.PARALLEL
             for child in walk(node)
