@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InterpreterError
-from .gpu import REGISTERS
 
 if TYPE_CHECKING:
     import torch
@@ -232,11 +231,11 @@ def registers_of_a_part(who: str, first: int, last: int) -> str:
     return f"{who} set the registers of {group}; its other warps do not, or to another count"
 
 
-def too_many_registers(total: int) -> str:
-    """A report of a `setmaxnreg` after which the warp groups of a block want `total` registers."""
+def too_many_registers(wanted: int, most: int) -> str:
+    """A report of a `setmaxnreg` for `wanted` registers of a block, of `most` that there are."""
     return (
-        f"the warp groups of a block want {total} registers in all, and a multiprocessor has "
-        f"{REGISTERS}: setmaxnreg waits for ever"
+        f"the warp groups of a block want {wanted} registers in all, and a multiprocessor has "
+        f"{most}: setmaxnreg waits for ever"
     )
 
 

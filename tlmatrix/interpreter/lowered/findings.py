@@ -222,7 +222,8 @@ def _registers(m: Machine, counts: Array, sites: Array) -> None:
             report(m, "barriers", "", (), lane, int(sites[block, warp]), what, hint=ALL_WARPS)
         total += int(group.max()) * (last + 1 - first)
     if total > REGISTERS:
-        report(m, "barriers", "", (), 0, int(sites.max()), too_many_registers(total))
+        what = too_many_registers(total, REGISTERS)
+        report(m, "barriers", "", (), 0, int(sites.max()), what)
 
 
 def report(

@@ -454,7 +454,7 @@ class Launch(Scheduler):
         self.misplaced(block, name, line, text)
 
     def misplaced(self, block: Block, name: str, line: int, text: str, hint: str = "") -> None:
-        """Report an access of a block's memory outside of the block's life.
+        """Report an access of memory outside of the block's life, or too many registers.
 
         Raises:
             SynchronizationError: where `scheduled` asked for errors.

@@ -257,8 +257,8 @@ class Role(BlockAgent):
         self.registers.append((count, sys._getframe(1).f_lineno))  # noqa: SLF001
         total = self.block.registers
         if total > REGISTERS:
-            line = self.registers[-1][1]
-            self.block.launch.misplaced(self.block, "", line, too_many_registers(total))
+            text = too_many_registers(total, REGISTERS)
+            self.block.launch.misplaced(self.block, "", self.registers[-1][1], text)
 
     def spin(self) -> Spin:
         """An iteration of a loop that reads what other blocks or roles write."""
