@@ -195,12 +195,16 @@ class LoweredCode:
             if code.inferred is not None:
                 self._inferred = read_all(saved(code.inferred))
 
-    def is_unguarded(self, data: str, line: int) -> bool:
+    def is_unordered(self, data: str, line: int, *, several: bool) -> bool:
         """Whether several warps store to memory, by its name, at a line of the user's source.
 
-        That is after a read of it, and with no barrier since.
+        That is after a read of it, and with no barrier since. With `several` it is known that
+        several warps do, whatever the conditions of the store are.
         """
-        return any(unguarded(kernel, data, line, _Guards(kernel).warps) for kernel in self._kernels)
+        return any(
+            unguarded(kernel, data, line, (lambda _: 2) if several else _Guards(kernel).warps)
+            for kernel in self._kernels
+        )
 
     def misplaced(self) -> list[Fault]:
         """Statements that access elements of fragments in threads that do not have them."""

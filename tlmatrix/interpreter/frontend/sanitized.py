@@ -59,10 +59,10 @@ def run_sanitized(
         if isinstance(v, torch.Tensor)
     }
 
-    def unguarded(data: str, line: int) -> bool:
-        return kernel.lowered_code.is_unguarded(data, line)
+    def unordered(data: str, line: int, several: bool) -> bool:
+        return kernel.lowered_code.is_unordered(data, line, several=several)
 
-    monitor = Monitor(program, session, tensors, outputs, unguarded)
+    monitor = Monitor(program, session, tensors, outputs, unordered)
     usage = monitor.usage
     written = {n for n, u in usage.items() if u & {"write", "atomic"} and n in tensors}
     # A kernel that waits cannot run again: what it waited for has gone on.

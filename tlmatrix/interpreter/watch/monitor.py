@@ -22,6 +22,7 @@ from tlmatrix.interpreter.sync.flags import atomic
 from tlmatrix.interpreter.sync.races import Access
 
 from .bounds import Bounds, Collisions, Overflows
+from .crossings import Crossings
 from .order import BlockOrder, Running
 from .packed import Packed, boundaries_of
 from .repeats import Repeats
@@ -119,7 +120,7 @@ class Findings:
         return Report(name, self._kernel, *at, buffer, index, block, message, tensor=tensor)
 
 
-class Monitor(Bounds, Collisions, Overflows, Repeats):
+class Monitor(Bounds, Collisions, Crossings, Overflows, Repeats):
     """One launch of a sanitized program.
 
     Attributes:
@@ -140,7 +141,7 @@ class Monitor(Bounds, Collisions, Overflows, Repeats):
         checks: Checks,
         tensors: Mapping[str, torch.Tensor],
         outputs: frozenset[str],
-        confirmed: Callable[[str, int], bool],
+        confirmed: Callable[[str, int, bool], bool],
     ) -> None:
         assert program.watch is not None
         self._sites = program.watch.sites

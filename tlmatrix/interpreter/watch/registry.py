@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .bounds import OverflowSanitizer
 from .counts import CoverageCounts
+from .crossings import CrossingSanitizer
 from .memory import MemorySanitizer
 from .nonfinite import NonfiniteTracer
 from .observer import SiteTable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 OBSERVERS: list[type[Observer]] = [
     CoverageCounts,
+    CrossingSanitizer,
     MemorySanitizer,
     NonfiniteTracer,
     OverflowSanitizer,

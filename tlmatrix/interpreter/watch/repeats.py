@@ -246,11 +246,11 @@ class Repeats:
 
     Attributes:
         confirmed: whether the lowered code has a store to memory, by its name, at a line that
-            several warps do with nothing to order them.
+            several warps do with nothing to order them; true: that several do is known.
     """
 
     findings: Findings
-    confirmed: Callable[[str, int], bool]
+    confirmed: Callable[[str, int, bool], bool]
     repeat = Again
     """Begin a second run."""
 
@@ -272,7 +272,7 @@ class Repeats:
             return
         sites = self.findings.sites
         lines = {at.line for s in stores if (at := sites[s.site].location) is not None}
-        if not any(self.confirmed(data, number) for number in sorted(lines)):
+        if not any(self.confirmed(data, number, False) for number in sorted(lines)):
             return
         shown = next((s for s in changed if s.read), stores[0])
         reads = f", which line {line} reads," if line not in lines else ""
