@@ -110,6 +110,21 @@ def sorted_numbers(x):
     return ordered(x.masked_fill(x.isnan(), -torch.inf))
 
 
+def sorted_by_swaps(x):
+    y = x.clone()
+    for start in range(9):
+        for column in range(start % 2, 7, 2):
+            one, two = y[:, column].clone(), y[:, column + 1].clone()
+            swap = one < two
+            y[:, column], y[:, column + 1] = one.where(~swap, two), two.where(~swap, one)
+    return y
+
+
+def sorted_by_swaps_beside(x):
+    y = sorted_by_swaps(x)
+    return torch.cat([y[:1], y[1:] + 0 * y[:1]])
+
+
 def failing_reference(x):
     if not x.isfinite().all():
         raise ValueError("x must be finite")
@@ -301,6 +316,14 @@ def test_an_index_that_no_comparison_with_rows_of_nan_has_set_is_found(found):
 
 def test_a_selection_that_passes_over_a_nan_may_end_with_minus_infinity(found):
     assert found(ROWS, more="", entry="sorted_numbers", reference="ordered") == []
+
+
+def test_a_sort_by_comparisons_may_leave_a_nan_anywhere_in_its_row(found):
+    many = f"{list(range(2, 20))}, values: [zero_rows, normal]"
+    text = ROWS.replace("[2, 3, 4, 5, 6, 7, 8, 9]", many)
+    assert found(text, more="", entry="sorted_by_swaps", reference="ordered") == []
+    findings = found(text, more="", entry="sorted_by_swaps_beside", reference="ordered")
+    assert {finding.check for finding in findings} == {"propagation"}
 
 
 def test_by_default_nan_may_vanish_and_reach_other_rows_of_packed_tensors_alone(found):

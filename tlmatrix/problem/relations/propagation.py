@@ -175,10 +175,11 @@ def _changed(problem: Problem, name: str, index: Sequence[int], value: float) ->
 def _compared(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
     """The elements of each result that change if comparisons with NaN go the other way.
 
-    Or if what selects an element passes over a NaN: `x == x.amax(0)` holds elsewhere then.
+    Or if what selects an element passes over a NaN: `x == x.amax(0)` holds elsewhere then. What
+    sorts by comparisons may leave a row with a NaN in any order.
     """
     expected = _changed(problem, name, index, math.nan).reference()
-    found = {of: torch.zeros_like(each, dtype=torch.bool) for of, each in expected.items()}
+    found = _out_of_order(problem, name, index)
     for turned in (True, False):
         with as_products(), _OtherComparisons(turned=turned):
             others = _changed(problem, name, index, math.nan).reference()
@@ -193,9 +194,10 @@ def _mixed(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
     Causal products, as of attention without a softmax, multiply tiles of rows, those past a row by
     0, where a reference may go through them row by row. Along an axis of the input where a NaN
     elsewhere reaches the same element of a result, it may also reach what only that one reaches.
+    So may a NaN among numbers that are sorted.
     """
     reached = _touched(problem, name, index)
-    found = {of: torch.zeros_like(mask) for of, mask in reached.items()}
+    found = _out_of_order(problem, name, index)
     for axis, size in enumerate(problem.inputs[name].shape):
         own = index[axis]
         for place in sorted({0, own - 1, own + 1, size - 1} & {*range(size)} - {own}):
@@ -204,6 +206,12 @@ def _mixed(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
                 if bool((mask & reached[of]).any()):
                     found[of] |= mask
     return found
+
+
+def _out_of_order(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
+    """The elements of each result that a NaN reaches if it may be anywhere where it is sorted."""
+    with as_products(), _AnyOrder():
+        return _touched(problem, name, index)
 
 
 def _touched(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
@@ -292,6 +300,21 @@ class _AddedMasks(OperatorMode):  # type: ignore[no-untyped-call]
             return call.result()
         result = call.result()
         return result.masked_fill_(hidden & (result < _MASK), torch.nan) if hidden.any() else result
+
+
+class _AnyOrder(OperatorMode):  # type: ignore[no-untyped-call]
+    """Fills what is sorted beside a NaN with NaN."""
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """Call the operator; of `sort` and `topk` rows with a NaN are NaN."""
+        result, name = call.result(), call.name
+        if name not in ("sort", "topk") or not call.args[0].is_floating_point():
+            return result
+        place = 2 if name == "topk" else 1
+        dim = call.args[place] if len(call.args) > place else call.kwargs.get("dim", -1)
+        numbers, order = result
+        lost = call.args[0].isnan().any(dim, keepdim=True) if numbers.dim() else numbers.isnan()
+        return numbers.masked_fill(lost, torch.nan), order
 
 
 class _OtherComparisons(OperatorMode):  # type: ignore[no-untyped-call]
