@@ -57,6 +57,29 @@ def largest(x):
 
 def last_of_equal(x):
     return 39 - x.flip(1).sort(dim=1, descending=True, stable=True).indices[:, :3], x.softmax(1)
+
+
+def attention(q, k, v):
+    return ((q @ k.mT) / q.shape[1] ** 0.5).softmax(-1) @ v
+
+
+def attended_from(q, k, v, least):
+    s = (q.float() @ k.float().mT) / q.shape[1] ** 0.5
+    p = (s - s.amax(1, keepdim=True).clamp(min=least)).exp()
+    return (p.to(v.dtype) @ v / p.sum(1, keepdim=True)).to(v.dtype)
+
+
+def attended(q, k, v):
+    return attended_from(q, k, v, float("-inf"))
+
+
+def attended_from_zero(q, k, v):
+    return attended_from(q, k, v, 0.0)
+
+
+def fused(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
 """
 ROWS = """
 name: logits
@@ -110,3 +133,42 @@ def test_padding_that_counts_where_logits_are_capped_is_found(found):
 
 def test_of_equal_logits_any_may_be_selected(found):
     assert found("last_of_equal", "largest", outputs="where, y") == []
+
+
+FACTORS = """
+name: factors
+problem:
+  inputs:
+    q: {{shape: [rows, 64], dtype: {dtype}, grad: {grad}}}
+    k: {{shape: [40, 64], dtype: {dtype}{more}, grad: {grad}}}
+    v: {{shape: [40, 24], dtype: {dtype}, grad: {grad}}}
+  outputs: [y]
+  reference: declared_logits_code:{reference}
+entry: declared_logits_code:{entry}
+axes: {{rows: [3, 4, 5, 6], values: [normal]}}
+checks: [numeric, gradients, relations]
+"""
+
+
+@pytest.fixture(scope="module")
+def factors(code_folder):
+    def findings(entry, reference="attention", dtype="float32", more="", grad="false"):
+        names = {"entry": entry, "reference": reference, "more": more, "grad": grad}
+        return findings_of(FACTORS.format(dtype=dtype, **names), code_folder / "factors.yaml")
+
+    return findings
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("reference", ["attention", "fused"])
+def test_right_entries_have_no_findings_with_low_products(factors, dtype, reference):
+    assert factors("attended", reference, dtype) == []
+    assert factors("attention", reference, dtype, grad="true") == []
+
+
+@pytest.mark.parametrize("reference", ["attention", "fused"])
+def test_a_maximum_of_products_that_begins_at_zero_is_found(factors, reference):
+    findings = factors("attended_from_zero", reference)
+    assert relations(findings) == {"low_products"}
+    assert "k is about -3" in findings[0].detail
+    assert factors("attended_from_zero", reference, more=", fill: normal") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -39,6 +39,7 @@ from tlmatrix.problem.declared.operators import (
     WideCasts,
     extremes_of,
     kind_of_logits,
+    shift_of_products,
     term_sizes,
 )
 from tlmatrix.problem.declared.reference import reference_of
@@ -232,6 +233,12 @@ class Declared:
         if self.reference is None:
             return None
         return kind_of_logits(self.reference, self.inputs, self._axes)
+
+    def shift_of_products(self, factors: Sequence[str]) -> tuple[str, float] | None:
+        """A factor of logits, and what to add to it for low logits; see there."""
+        if self.reference is None or self.reference.exact_dtype != torch.float64:
+            return None
+        return shift_of_products(self.reference, self.inputs, self._axes, factors)
 
     @property
     def extremes(self) -> int:

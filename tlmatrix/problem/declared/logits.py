@@ -1,6 +1,7 @@
-"""Calls of declared problems whose first input is logits with masked, low or capped logits.
+"""Calls of declared problems with masked, low or capped logits.
 
-The reference is a softmax of its first input or the like, perhaps of logits that tanh caps. Masked
+The reference is a softmax of its first input, or of a product of two, or the like, perhaps of
+logits that tanh caps. Masked
 logits find a running maximum that begins at -inf: where a whole tile is masked, -inf is subtracted
 from -inf. Logits far below 0 find one that begins at a finite number, and capped ones padding that
 takes part in a sum.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.declared.inputs import generate_inputs
-from tlmatrix.problem.distributions import generator
+from tlmatrix.problem.distributions import SHIFT, generator, seeded_random
 from tlmatrix.problem.model import ReferenceFailedError, Relation, judged_alone
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ _KINDS = 4
 _CAPPED = -100.0
 """Logits that are nearly equal once they are capped by 20 to 100."""
 _WITHOUT = "Of an input without such numbers `fill: normal` says so"
+_LOW_PRODUCTS = 0.5
+"""The share of the cases that are called with low products, too."""
+_FACTORS = 4
+"""Inputs that are tried as a factor of logits."""
+_ROUNDED_SUM = 2.0**-18
+"""The error of results with logits that are sums far below 0, relative to them."""
 _ROUNDED = 2.0**-21
 """The error of results with logits far below 0, relative to them: float32 rounds each logit."""
 
@@ -71,17 +78,62 @@ def with_other_logits(case: Declared) -> Iterator[Relation]:
         yield _judged("low_logits", near, far, words, error=-by * _ROUNDED)
 
 
-def _judged(name: str, near: Declared, far: Declared, because: str, error: float = 0.0) -> Relation:
-    """The relation of the call `far`; with `error` results may differ by that part of them."""
+def with_low_products(case: Declared) -> Iterator[Relation]:
+    """A call whose logits, products of two inputs, are about -200 where the reference allows it."""
+    free = [
+        name
+        for name, decl in case.declaration.inputs.items()
+        if decl.derived is None and decl.fill is None and decl.between is None
+        if case.inputs[name].dtype in (*_LOW, torch.float32) and case.inputs[name].numel()
+    ]
+    integers = any(not info.dtype.is_floating_point for info in case.infos.values())
+    if len(free) < 2 or integers or seeded_random(case.seed + 19).random() >= _LOW_PRODUCTS:
+        return
+    made = generate_inputs(case.setup, case.declaration, "normal", case.seed + 20)
+    near = replace(case, inputs=made, distribution="normal")
+    found = near.shift_of_products(free[:_FACTORS])
+    if found is None:
+        return
+    name, by = found
+    positive = {each: made[each].abs() for each in free[:_FACTORS]}
+    shifted = (made[name].float() / 4 + by).to(made[name])
+    far = replace(near, inputs={**made, **positive, name: shifted})
+    if far.is_finite:
+        because = f"{name} is about {by:.3g} and its other factor positive, so that logits are"
+        hint = "about -200: does a maximum begin at a finite number?"
+        words = f"{because} {hint} {_WITHOUT}"
+        error = SHIFT * _ROUNDED_SUM
+        yield _judged("low_products", near, far, words, error=error, rounded=True)
+
+
+def _judged(
+    name: str,
+    near: Declared,
+    far: Declared,
+    because: str,
+    error: float = 0.0,
+    *,
+    rounded: bool = False,
+) -> Relation:
+    """The relation of the call `far`; with `error` results may differ by that part of them.
+
+    If `rounded`, by what they are rounded beside it.
+    """
     problem = far.problem()
     if error:
 
         def lowp() -> Tensors:
-            moved = {n: far.exact[n] + error * (1 + far.exact[n].abs()) for n in far.infos}
+            start = far.low if rounded else far.exact
+            moved = {n: _moved(far.exact[n], start[n].double(), error) for n in far.infos}
             return {n: each.to(far.infos[n].dtype) for n, each in moved.items()}
 
         problem = replace(problem, lowp=lowp)
     return judged_alone(name, problem, because=because, control=near.problem)
+
+
+def _moved(exact: torch.Tensor, low: torch.Tensor, error: float) -> torch.Tensor:
+    """The results in low precision, farther from the exact ones by `error`."""
+    return low + torch.where(low < exact, -error, error) * (1 + exact.abs())
 
 
 def _mask(tensor: torch.Tensor, seed: int) -> torch.Tensor:

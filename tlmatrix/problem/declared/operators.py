@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tlmatrix.problem.distributions import SHIFT
 from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
@@ -322,6 +324,7 @@ _SHIFT = -16.0
 _FAR = -(2.0**20)
 _CLOSE = 1e-9
 _EXPONENTIALS = ("softmax", "logsumexp", "exp")
+_OF_LOGITS = ("_softmax", "_safe_softmax", "_log_softmax", "logsumexp", "max", "amax")
 _NORMS = ("norm", "var", "std", "sqrt", "rsqrt")
 _LARGEST = ("max", "amax", "aminmax", "argmax", "cummax", "topk", "sort")
 _LEAST = ("min", "amin", "argmin", "cummin")
@@ -372,6 +375,54 @@ def kind_of_logits(
     return "capped" if all(_close(far[name], further[name]) for name in plain) else None
 
 
+def shift_of_products(
+    reference: ReferenceCall,
+    inputs: Mapping[str, torch.Tensor],
+    axes: Mapping[str, Any],
+    factors: Sequence[str],
+) -> tuple[str, float] | None:
+    """A factor, and what to add to it, so that logits which are products with it are about -200.
+
+    None if there are no such logits of a softmax, or if a result neither stays nor moves evenly
+    with them.
+
+    Args:
+        reference: what computes the results, in float64.
+        inputs: by name.
+        axes: the other arguments of the reference.
+        factors: the inputs that may be the factor; the others of them are taken to be positive.
+    """
+    exact = {
+        name: each.double() if each.is_floating_point() else each for name, each in inputs.items()
+    }
+    positive = {name: exact[name].abs() for name in factors}
+
+    def moved(name: str, by: float) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        with sdpa_kernel(SDPBackend.MATH), _Logits() as logits:
+            results = reference({**exact, **positive, name: exact[name] + by}, axes)
+        return results, logits.first
+
+    with torch.no_grad():
+        try:
+            for name in factors:
+                near, first = moved(name, 0.0)
+                if first is None:
+                    return None
+                far, second = moved(name, -1.0)
+                if second is None or first.shape != second.shape:
+                    continue
+                slope = (second - first)[first.isfinite()]
+                if not slope.numel() or not bool((slope < -_CLOSE).all()):
+                    continue
+                further, _ = moved(name, -2.0)
+                if all(_close(further[of] - far[of], far[of] - near[of]) for of in near):
+                    return name, SHIFT / float(slope.mean())
+        except Exception as error:
+            if unwinds(error):
+                raise
+    return None
+
+
 def extremes_of(
     reference: ReferenceCall, inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Any]
 ) -> int:
@@ -389,6 +440,24 @@ def extremes_of(
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+
+
+class _Logits(OperatorMode):  # type: ignore[no-untyped-call]
+    """Keeps what the first softmax or maximum is of."""
+
+    first: torch.Tensor | None = None
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """Call the operator."""
+        given = call.args[0] if call.args else None
+        if (
+            self.first is None
+            and call.name in _OF_LOGITS
+            and isinstance(given, torch.Tensor)
+            and given.is_floating_point()
+        ):
+            self.first = given.clone()
+        return call.result()
 
 
 class _Names(OperatorMode):  # type: ignore[no-untyped-call]

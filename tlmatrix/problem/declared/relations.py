@@ -24,7 +24,7 @@ from tlmatrix.problem.declared.inputs import (
     selected_lengths,
     value_of,
 )
-from tlmatrix.problem.declared.logits import with_other_logits
+from tlmatrix.problem.declared.logits import with_low_products, with_other_logits
 from tlmatrix.problem.distributions import generator, poison_scale, seeded_random
 from tlmatrix.problem.model import Relation, judged_alone
 from tlmatrix.problem.relations import balanced_lengths, repeated
@@ -79,6 +79,7 @@ class DeclaredRelations:
             with_cancelling_parts,
             _far_from_zero,
             with_other_logits,
+            with_low_products,
             _scaled_input,
             _without_input,
         )
