@@ -232,20 +232,20 @@ class Declared:
         """Whether the reference is a softmax of the first input, or the like; see there."""
         if self.reference is None:
             return None
-        return kind_of_logits(self.reference, self.inputs, self._axes)
+        return kind_of_logits(self.reference, self.inputs, self.reference_axes)
 
     def shift_of_products(self, factors: Sequence[str]) -> tuple[str, float] | None:
         """A factor of logits, and what to add to it for low logits; see there."""
         if self.reference is None or self.reference.exact_dtype != torch.float64:
             return None
-        return shift_of_products(self.reference, self.inputs, self._axes, factors)
+        return shift_of_products(self.reference, self.inputs, self.reference_axes, factors)
 
     @property
     def extremes(self) -> int:
         """The sign of the elements that the reference takes of rows; 0 if it takes none."""
         if self.reference is None or self.reference.exact_dtype != torch.float64:
             return 0
-        return extremes_of(self.reference, _doubled(self.inputs), self._axes)
+        return extremes_of(self.reference, _doubled(self.inputs), self.reference_axes)
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
@@ -287,10 +287,10 @@ class Declared:
                 leaves[name] = used = used.requires_grad_()
             given[name] = used
         with torch.enable_grad():
-            return _Run(self.reference(given, self._axes), leaves)
+            return _Run(self.reference(given, self.reference_axes), leaves)
 
     @cached_property
-    def _axes(self) -> dict[str, Any]:
+    def reference_axes(self) -> dict[str, Any]:
         """The axes as arguments of the reference: dtypes as torch.dtype."""
         return {
             name: torch_dtype(value) if name in self._dtype_axes else value
@@ -485,7 +485,10 @@ class Declared:
         seed = self.seed ^ 0x7E125
 
         def evaluate() -> dict[str, torch.Tensor]:
-            return self._values(self._run(dtype))
+            try:
+                return self._values(self._run(dtype))
+            except ReferenceFailedError:  # an index that it computes may leave its range
+                return self.exact
 
         # Float32 rounds what it adds up; in 16 bits, sums that cancel show parts kept in them.
         floating = [each.dtype for each in self.infos.values() if each.dtype.is_floating_point]

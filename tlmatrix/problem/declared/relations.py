@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from tlmatrix.problem.declared.cancelling import with_cancelling_parts
+from tlmatrix.problem.declared.equal_inputs import with_equal_inputs
 from tlmatrix.problem.declared.inputs import (
     generate_inputs,
     packed_axes,
@@ -80,6 +81,7 @@ class DeclaredRelations:
             _far_from_zero,
             with_other_logits,
             with_low_products,
+            with_equal_inputs,
             _scaled_input,
             _without_input,
         )
