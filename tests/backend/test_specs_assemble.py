@@ -14,10 +14,8 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 
 FOLDER = Path(__file__).parents[2] / "specs"
 FAMILIES = {
-    "gqa_varlen": "gqa_dense mha_dense attention_forward_kernel padded",
-    "sink_varlen": "sink_dense",
-    "dq_reordered": "dq_reordered_dense",
-    "dq_specialized": "dq_specialized_dense",
+    "gqa_varlen": "gqa_dense mha_dense attention_forward_kernel padded sink_varlen sink_dense",
+    "dq_specialized": "dq_specialized_dense dq_reordered dq_reordered_dense",
     "atomic_add_layout": "atomics",
     "attention_sm100": "",
     "attention_sm100_backward": "",
