@@ -181,7 +181,7 @@ def unordered_registers(
             f"{action} of {element_name(name, place)}, in registers of warp group {number}, which "
             f"nothing orders with {other}"
         )
-        lane = block * m.threads + number * 128
+        lane = block * m.threads + number * WARP_GROUP
         report(m, "races", name, place, lane, site, message, int(late.sum()))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import SynchronizationError
-from tlmatrix.interpreter.gpu import WARP
+from tlmatrix.interpreter.gpu import WARP, WARP_GROUP
 
 from .arithmetic import NOTHING, statement
 from .copies import swizzled
@@ -48,7 +48,6 @@ _NAMES = {
     "int32": "int32",
 }
 """Dtypes that instructions name, as ours."""
-_GROUP = 128
 
 
 def _ldmatrix(e: Emitter, call: ir.Call) -> Val:
@@ -338,13 +337,13 @@ def wgmma(
 ) -> None:
     """`c = a @ b + scale * c` of warp groups: a is [64, k], b is [k, n]."""
     lanes = np.ones(m.count, bool) if mask is None else np.broadcast_to(mask, (m.count,))
-    by_group = lanes.reshape(-1, _GROUP)
+    by_group = lanes.reshape(-1, WARP_GROUP)
     if (by_group.any(1) != by_group.all(1)).any():
         raise SynchronizationError("wgmma by some threads of a warp group only")
     groups = np.flatnonzero(by_group[:, 0])
     if not len(groups):
         return
-    leaders = groups * _GROUP
+    leaders = groups * WARP_GROUP
     block = m.block[leaders]
 
     def matrix(descriptor: Any, rows: int, dtype: str, k_major: bool) -> Array:
@@ -371,10 +370,10 @@ def wgmma(
     else:
         total = a @ b.swapaxes(1, 2)
     scale = scales[0]
-    target = c[start : start + n // 2].reshape(n // 2, -1, _GROUP)
+    target = c[start : start + n // 2].reshape(n // 2, -1, WARP_GROUP)
     # total [groups, 64, n]: elements [n / 2, groups, 128].
     added = total.reshape(-1, 4, 2, 8, n // 8, 4, 2).transpose(4, 2, 6, 0, 1, 3, 5)
-    added = added.reshape(n // 2, -1, _GROUP)
+    added = added.reshape(n // 2, -1, WARP_GROUP)
     signs = [s for s in scales[1:] if not isinstance(s, np.ndarray)]
     if any(s == -1 for s in signs):
         added = added * np.prod(signs)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.gpu import WARP_GROUP
+
 from . import findings
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Registers:
     def __init__(self, machine: Machine) -> None:
         """No `wgmma` has started."""
         self._machine = machine
-        self._watched = machine.clocks is not None and not machine.threads % 128
+        self._watched = machine.clocks is not None and not machine.threads % WARP_GROUP
         self._arrays: dict[str, _Array] = {}
         self._fenced: Any = False
 

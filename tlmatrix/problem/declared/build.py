@@ -37,6 +37,7 @@ from tlmatrix.problem.declared.operators import (
     SerialSums,
     TermSizes,
     WideCasts,
+    doubled,
     extremes_of,
     kind_of_logits,
     shift_of_products,
@@ -172,7 +173,7 @@ class Declared:
     @cached_property
     def exact(self) -> dict[str, torch.Tensor]:
         """Outputs and gradients of the exact reference, as float64."""
-        return _doubled(self._values(self._exact_run))
+        return doubled(self._values(self._exact_run))
 
     @cached_property
     def low(self) -> dict[str, torch.Tensor]:
@@ -245,7 +246,7 @@ class Declared:
         """The sign of the elements that the reference takes of rows; 0 if it takes none."""
         if self.reference is None or self.reference.exact_dtype != torch.float64:
             return 0
-        return extremes_of(self.reference, _doubled(self.inputs), self.reference_axes)
+        return extremes_of(self.reference, doubled(self.inputs), self.reference_axes)
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
@@ -660,13 +661,6 @@ def _differ_by_rounding(wide: torch.Tensor, plain: torch.Tensor, unit: int = 0) 
     size = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
     rounded = max(_ROUNDED, 2 * torch.finfo(plain.dtype).eps)
     return torch.allclose(one, other, rounded, rounded * size, equal_nan=True)
-
-
-def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {
-        name: tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def declared_case(setup: CaseSetup) -> Declared:

@@ -35,8 +35,8 @@ def with_equal_inputs(case: Declared) -> Iterator[Relation]:
     if case.reference is None or case.seed // 23 % 2:
         return
     for name, others in _compared(case).items():
-        decl, tensor = case.declaration.inputs[name], case.inputs[name]
-        if decl.derived is not None or decl.between is not None or decl.fill is not None:
+        tensor = case.inputs[name]
+        if not case.declaration.inputs[name].is_free:
             continue
         source = generator(case.seed + 21)
         numbers = torch.cat([case.inputs[each].cpu().double().flatten() for each in others])

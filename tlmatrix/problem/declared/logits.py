@@ -1,10 +1,9 @@
 """Calls of declared problems with masked, low or capped logits.
 
 The reference is a softmax of its first input, or of a product of two, or the like, perhaps of
-logits that tanh caps. Masked
-logits find a running maximum that begins at -inf: where a whole tile is masked, -inf is subtracted
-from -inf. Logits far below 0 find one that begins at a finite number, and capped ones padding that
-takes part in a sum.
+logits that tanh caps. Masked logits find a running maximum that begins at -inf: where a whole tile
+is masked, -inf is subtracted from -inf. Logits far below 0 find one that begins at a finite number,
+and capped ones padding that takes part in a sum.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ def with_other_logits(case: Declared) -> Iterator[Relation]:
     """Calls with other logits, judged by the reference: masked ones, low ones, or capped ones."""
     first, tensor = next(iter(case.inputs.items()))
     decl = case.declaration.inputs[first]
-    given = decl.derived is not None or decl.fill is not None or decl.between is not None
     known = tensor.dtype in (*_LOW, torch.float32) and tensor.ndim and tensor.numel()
-    if given or not known or (logits := case.logits) is None:
+    if not decl.is_free or not known or (logits := case.logits) is None:
         return
     made = generate_inputs(case.setup, case.declaration, "normal", case.seed + 17)
     near = replace(case, inputs=made, distribution="normal")
@@ -83,7 +81,7 @@ def with_low_products(case: Declared) -> Iterator[Relation]:
     free = [
         name
         for name, decl in case.declaration.inputs.items()
-        if decl.derived is None and decl.fill is None and decl.between is None
+        if decl.is_free
         if case.inputs[name].dtype in (*_LOW, torch.float32) and case.inputs[name].numel()
     ]
     integers = any(not info.dtype.is_floating_point for info in case.infos.values())

@@ -330,6 +330,14 @@ _LARGEST = ("max", "amax", "aminmax", "argmax", "cummax", "topk", "sort")
 _LEAST = ("min", "amin", "argmin", "cummin")
 
 
+def doubled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, those of floating-point numbers in float64."""
+    return {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def kind_of_logits(
     reference: ReferenceCall, inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Any]
 ) -> Literal["shifted", "capped"] | None:
@@ -346,9 +354,7 @@ def kind_of_logits(
     first = next(iter(inputs))
     if reference.exact_dtype != torch.float64 or not inputs[first].is_floating_point():
         return None
-    exact = {
-        name: each.double() if each.is_floating_point() else each for name, each in inputs.items()
-    }
+    exact = doubled(inputs)
 
     def moved(by: float) -> dict[str, torch.Tensor]:
         return reference({**exact, first: exact[first] + by}, axes)
@@ -392,9 +398,7 @@ def shift_of_products(
         axes: the other arguments of the reference.
         factors: the inputs that may be the factor; the others of them are taken to be positive.
     """
-    exact = {
-        name: each.double() if each.is_floating_point() else each for name, each in inputs.items()
-    }
+    exact = doubled(inputs)
     positive = {name: exact[name].abs() for name in factors}
 
     def moved(name: str, by: float) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:

@@ -169,8 +169,7 @@ def _scaled_input(case: Declared) -> Iterator[Relation]:
         return
     alike = defaultdict[str, list[str]](list)
     for name, decl in case.declaration.inputs.items():
-        free = decl.derived is None and decl.between is None and decl.fill is None
-        if free and case.inputs[name].dtype in _SCALED:
+        if decl.is_free and case.inputs[name].dtype in _SCALED:
             alike[f"{decl.sizes} {case.inputs[name].dtype}"].append(name)
     groups = [*alike.values(), *([n] for each in alike.values() if len(each) > 1 for n in each)]
     pick = seeded_random(case.seed + 12)
@@ -342,8 +341,7 @@ def _with_extremes(case: Declared, share: float = 1.0) -> Declared:
     pick, source, inputs = seeded_random(case.seed + 11), generator(case.seed + 11), {}
     for name, decl in case.declaration.inputs.items():
         tensor = case.inputs[name]
-        free = decl.derived is None and decl.between is None and decl.fill is None
-        if not (free and tensor.is_floating_point() and tensor.ndim and tensor.numel()):
+        if not (decl.is_free and tensor.is_floating_point() and tensor.ndim and tensor.numel()):
             continue
         dim, wide = pick.randrange(tensor.ndim), tensor.double()
         most = wide.abs().amax(dim, keepdim=True) + 1

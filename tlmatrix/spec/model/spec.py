@@ -181,6 +181,11 @@ class InputDecl(Model):
         return None
 
     @property
+    def is_free(self) -> bool:
+        """Whether any values may be given: none are derived, filled, or in a range."""
+        return self.derived is None and self.fill is None and self.between is None
+
+    @property
     def sizes(self) -> tuple[Expression | int, ...]:
         """The shape, declared or derived from the packed axis."""
         if self.derived is None:
